@@ -1,0 +1,1 @@
+"""Everything that asks, runs, judges, shrinks, explains and reports."""

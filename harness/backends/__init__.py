@@ -1,0 +1,1 @@
+"""Backends under test: one module each, behind one protocol."""

@@ -1,0 +1,1 @@
+"""A meaning on the CPU for kernels written for a GPU."""
