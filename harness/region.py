@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,8 @@ DOMAIN: Mapping[str, Numbers | Words] = {
     "latent": Numbers(minimum=1, maximum=4096),
     "rope": Numbers(minimum=0, maximum=4096),
     "page_size": Numbers(minimum=1, maximum=1 << 20),
+    "table_padding": Numbers(minimum=0, maximum=1 << 20),
+    "pool_rows": Numbers(minimum=0, maximum=1 << 40),
     "token_padding": Numbers(minimum=0, maximum=1 << 20),
     "page_padding": Numbers(minimum=0, maximum=1 << 30),
     "query_format": Words(allowed=frozenset(FORMATS)),
@@ -210,9 +212,8 @@ def globs_meet(one: str, two: str) -> bool:
         return fnmatch.fnmatchcase(one, two)
     if "*" not in two:
         return fnmatch.fnmatchcase(two, one)
-    head: Callable[[str], str] = lambda glob: glob.split("*")[0]  # noqa: E731
-    tail: Callable[[str], str] = lambda glob: glob.split("*")[-1]  # noqa: E731
+    (head, *_, tail), (other_head, *_, other_tail) = one.split("*"), two.split("*")
     # With a star in each, what lies between the fixed ends can always be written out: only the ends can clash.
-    starts = head(one).startswith(head(two)) or head(two).startswith(head(one))
-    ends = tail(one).endswith(tail(two)) or tail(two).endswith(tail(one))
+    starts = head.startswith(other_head) or other_head.startswith(head)
+    ends = tail.endswith(other_tail) or other_tail.endswith(tail)
     return starts and ends
