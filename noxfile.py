@@ -4,9 +4,9 @@
    It is filled anew only when pyproject.toml, constraints.txt, this file or the interpreter has changed.
 2. On a machine without a GPU, torch is installed alone and first, at the version of constraints.txt, so that no other
    package can bring a torch of its own choice.
-3. Where the interpreter that runs nox has a ROCm or CUDA torch already (a gfx950 container), a session uses that torch,
-   and with it the triton, aiter and numpy that were built for it. No torch and no triton is installed there, and
-   nothing of that environment is changed: it is seen from the session's own environment, which holds only what is missing.
+3. Where the interpreter that runs nox has a ROCm or CUDA torch already (a gfx950 container), a session uses that
+   torch, and with it the triton, aiter and numpy that were built for it. No torch and no triton is installed there.
+   Nothing of that environment is changed: the session's own environment sees it, and holds only what is missing.
 4. Everything after `--` goes to the tool that the session runs.
 5. `nox --no-venv` runs a session in the current interpreter as it is and installs nothing.
 
@@ -55,7 +55,7 @@ try:
 except Exception as error:
     found = {"torch": None, "why": f"{type(error).__name__}: {error}"}
 found["sites"] = site.getsitepackages() + ([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])
-found["distributions"] = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+found["distributions"] = {d.name: d.version for d in importlib.metadata.distributions() if d.name}
 print("probe:" + json.dumps(found))
 """
 
@@ -138,10 +138,11 @@ def install(session: nox.Session, wanted: Sequence[Requirement]) -> None:
         borrow(session, host)
         pins = Path(session.create_tmp()) / "held.txt"
         pins.write_text("\n".join(held(host, wanted)) + "\n", encoding="utf-8")
-        missing = [requirement for requirement in wanted if canonicalize_name(requirement.name) not in BUILT_FOR_THE_DEVICE]
-        session.install("-c", str(pins), *map(str, missing))
+        tools = [one for one in wanted if canonicalize_name(one.name) not in BUILT_FOR_THE_DEVICE]
+        session.install("-c", str(pins), *map(str, tools))
         if any((site_packages(session) / name).exists() for name in BUILT_FOR_THE_DEVICE):
-            session.error(f"a package brought its own torch or triton beside {host.torch}: remove {session.virtualenv.location}")
+            found = f"a package brought its own torch or triton beside {host.torch}"
+            session.error(f"{found}: remove {session.virtualenv.location} and find out which")
         return
     for requirement in wanted:
         if requirement.name == "torch":

@@ -87,7 +87,7 @@ def test_without_a_gpu_torch_is_installed_alone_first_and_pinned(
 def test_a_rocm_torch_is_used_and_neither_torch_nor_triton_is_installed(
     noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = {"torch": "2.9.0+rocm7.0", "pytorch-triton-rocm": "3.5.0", "numpy": "1.26.4", "pytest": "7.0", "odd": "git-1"}
+    there = {"torch": "2.9.0+rocm7.0", "pytorch-triton-rocm": "3.5.0", "numpy": "1.26.4", "pytest": "7.0", "odd": "git"}
     host = environment(noxfile, torch="2.9.0+rocm7.0", accelerator="7.0", sites=(str(tmp_path),), distributions=there)
     monkeypatch.setattr(noxfile, "probe", lambda python: host)
     session = Recorder(tmp_path / "venv")
@@ -141,7 +141,7 @@ def make_container(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-SEEN = "import aiter, pytest, torch; print('seen', torch.__version__, torch.version.hip, torch.__file__, aiter.__file__)"
+SEEN = "import aiter, pytest, torch as t; print('seen', t.__version__, t.version.hip, t.__file__, aiter.__file__)"
 
 
 def test_in_a_container_a_real_session_runs_on_the_containers_torch(tmp_path: Path) -> None:
