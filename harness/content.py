@@ -46,7 +46,8 @@ def normal(bits: np.random.Philox, *shape: int) -> Values:
     """Draw nearly normal numbers (mean 0, variance 1, within ±3.5): sums of four uniform 16-bit integers; [*shape]."""
     count = math.prod(shape)
     words = bits.random_raw(count).view(np.uint16).reshape(count, 4).sum(axis=1, dtype=np.int32)
-    return ((words - 2 * 65535).astype(np.float32) * np.float32(1 / math.sqrt(_SUM_VARIANCE))).reshape(shape)
+    values: Values = (words - 2 * 65535).astype(np.float32) * np.float32(1 / math.sqrt(_SUM_VARIANCE))
+    return values.reshape(shape)
 
 
 def signs(words: NDArray[np.uint64], count: int) -> Values:
@@ -62,9 +63,9 @@ def slot_signs(slots: NDArray[np.int64], latent: int) -> Values:
     """
     count = -(-latent // 64)
     with np.errstate(over="ignore"):
-        z = (slots.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(1, count + 1, dtype=np.uint64)) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
+        word = np.arange(1, count + 1, dtype=np.uint64)
+        z: NDArray[np.uint64] = slots.astype(np.uint64)[:, None] * np.uint64(count) + word
+        z = z * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z = z ^ (z >> np.uint64(31))
@@ -138,7 +139,8 @@ class Request:
     def direction(self) -> Values:
         """Draw a direction common to all queries: D signs; [D]."""
         words = stream(self.case.seed, _DIRECTION, self.index).random_raw(-(-self.case.width // 64))
-        return signs(words[None], self.case.width)[0]
+        direction: Values = signs(words[None], self.case.width)[0]
+        return direction
 
     def log_length(self) -> float:
         """ln N, to 1/64."""
