@@ -80,6 +80,9 @@ class _Bench:
         truth, exact = self._truth(problem)
         yardstick = measure_truth(problem, truth, self.regime)
         ratios = self._measure(yardstick)
+        if bool(ratios.worst().isnan().any()):
+            message = f"{self.inputs.case}\n  ours: the budget of regime {self.regime.name} has no number for some row"
+            return Verdict(kind="ERROR", message=message)
         if not exact and bool((ratios.worst() > 1).any()):
             truth = oracle(problem)
             doubt = self._doubt(yardstick, truth)
@@ -218,10 +221,13 @@ class _Bench:
         values = decode(self.output.out, FORMATS[self.regime.arithmetic.output]).double().reshape(yardstick.out.shape)
         noise, lse = values - yardstick.out, self._lse()
         lse_noise = None if lse is None else lse.double() - yardstick.lse
+        truth = torch.zeros_like(yardstick.out)
+        for request, weights in yardstick.weights.items():
+            truth[request] = weights.sum_values(weights.probabilities)
         nulls: dict[str, str] = {}
         seen: dict[str, bool] = {}
         for request, weights in yardstick.weights.items():
-            view = self._view(yardstick, request)
+            view = self._view(yardstick, truth, request)
             if not bool(yardstick.live[request].any()):
                 continue
             for name, model in NULLS.items():
@@ -241,7 +247,7 @@ class _Bench:
                     seen[name] = bool((found.worst() > 1).any())
         return nulls, seen
 
-    def _view(self, yardstick: Yardstick, request: int) -> View:
+    def _view(self, yardstick: Yardstick, truth: Tensor, request: int) -> View:
         case, arithmetic = self.inputs.case, self.regime.arithmetic
         edges = arithmetic.splits.edges(
             case.lengths[request], heads=case.heads, query_tokens=case.query_tokens, batch=case.batch
@@ -249,7 +255,7 @@ class _Bench:
         return View(
             case=case,
             weights=yardstick.weights[request],
-            out=yardstick.out,
+            out=truth,
             split_edges=edges[1:-1],
             tile=arithmetic.tile,
         )

@@ -30,7 +30,7 @@ class View:
 
     case: Case
     weights: Weights
-    #: The truth of all requests, fp64 [B, R, L].
+    #: The truth of all requests in fp64, so that a wrong answer that equals it is known to, [B, R, L].
     out: Tensor
     #: Tokens at which splits begin, the first (0) left out.
     split_edges: list[int]
