@@ -41,6 +41,7 @@ _PIECE_BYTES = 160 << 20
 _U32 = 2.0**-24
 #: A score that may be off by more than this says nothing; e^60 is finite, and so are sums and products of it.
 _FAR = 60.0
+_TINY = torch.finfo(torch.float64).tiny
 #: fp32 roundings on the way of one value besides sums and exponentials: scales multiplied together, applied to the score and
 #: to V, weights of the merge, the division by the sum. More than any kernel here needs.
 _STEPS = 16
@@ -201,7 +202,8 @@ class _Terms:
         self.score, self.score_mean, self.score_mass = new((rows, latent)), new((rows, latent)), new((rows, 1))
         self.delta, self.delta_mean, self.delta_mass = new((rows, latent)), new((rows, latent)), new((rows, 1))
         self.absolute, self.bound = new((rows, latent)), new((rows, latent))
-        self.split, self.split_square, self.split_absolute = (new((rows, latent)) for _ in range(3))
+        self.split, self.split_square, self.split_absolute, self.split_known = (new((rows, latent)) for _ in range(4))
+        self.split_mass = new((rows, 1))
         self.mass_error = new((rows, 1))
         self.sharing = Sharing.empty(rows, like=softmax.out)
         launch = {"heads": problem.heads, "query_tokens": problem.query_tokens, "batch": problem.batch}
@@ -313,12 +315,27 @@ class _Terms:
         start = 0
         for edge in inner:
             self.split += weights[:, start:edge] @ values[start:edge]
-            self.split_square += self.split.square()
-            self.split_absolute += self.split.abs()
-            self.split.zero_()
+            self.split_mass += weights[:, start:edge].sum(1, keepdim=True)
+            self._close_split()
             start = edge
         if start < len(values):
             self.split += weights[:, start:] @ values[start:]
+            self.split_mass += weights[:, start:].sum(1, keepdim=True)
+
+    def _close_split(self) -> None:
+        scale = abs(self.request.problem.cache_scale)
+        part = find(self.arithmetic.partial)
+        square = self.split.square()
+        self.split_square += square
+        self.split_absolute += self.split.abs()
+        plain = MEAN_SQUARE * part.unit_roundoff**2 * square
+        if part.significand < 24:
+            mass = self.split_mass.clamp(min=_TINY)
+            known = known_rounding(self.split / mass * scale, torch.zeros_like(square), part)
+            plain = torch.maximum(plain, known * (mass / scale) ** 2)
+        self.split_known += plain
+        self.split.zero_()
+        self.split_mass.zero_()
 
     def finish(self, found: Budget) -> None:
         """Put the terms together and store them."""
@@ -339,7 +356,10 @@ class _Terms:
         hard += _U32 * (self.depth + 2 * self.updates + _STEPS) * (self.absolute + out.abs())
         if self.launched > 1:
             part = find(arithmetic.partial)
-            single += MEAN_SQUARE * part.unit_roundoff**2 * self.split_square + _tail(part, scale)
+            plain = MEAN_SQUARE * part.unit_roundoff**2 * self.split_square
+            # Noise below a tenth of the spacing at the output leaves the roundings of partials what they are.
+            quiet = shared + single < (part.unit_roundoff / 10 * out).square()
+            single += torch.where(quiet, self.split_known, plain) + _tail(part, scale)
             merge = 2 * (arithmetic.exponential + _U32 * (len(self.edges) + 4 + 2 * self._height()))
             hard += part.unit_roundoff * (self.split_absolute + hard) + part.smallest_subnormal / 2 / scale
             hard += merge * (self.split_absolute + hard)
