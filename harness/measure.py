@@ -45,8 +45,8 @@ class Yardstick:
     variance: Tensor
     #: Hard bound W, fp64 [B, R, L].
     hard: Tensor
-    #: Budget of the lse, fp64 [B, R].
-    lse_hard: Tensor
+    #: Limit of the lse's error: the smaller of its hard bound's and its statistical one, fp64 [B, R].
+    lse_limit: Tensor
     #: Standard deviation of ρ² of a correct kernel, fp64 [B, R].
     spread: Tensor
     #: Limit of z, fp64 [B, R].
@@ -103,13 +103,14 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
             weights[request] = weigh(problem, request)
             live[request] = weights[request].visible > 0
     limits = regime.limits
+    lse_quantile = element_limit(int(live.sum()), limits.false_alarm)
     return Yardstick(
         regime=regime,
         out=out,
         lse=answer.lse.double().reshape(batch, rows),
         variance=bound.variance.reshape(out.shape),
         hard=bound.hard.reshape(out.shape),
-        lse_hard=bound.lse_hard.reshape(batch, rows),
+        lse_limit=torch.minimum(bound.lse_hard * limits.lse, bound.lse_variance.sqrt() * lse_quantile).reshape(batch, rows),
         spread=spread,
         row_limit=row_limit(spread, limits.false_alarm, int(live.sum())),
         element_limit=element_limit(int(live.sum()) * problem.latent, limits.false_alarm),
@@ -142,7 +143,7 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
         "accuracy": relative / regime.accuracy,
     }
     if lse_error is not None:
-        checks["lse"] = lse_error.abs() / yardstick.lse_hard[at].clamp_min(_TINY) / regime.limits.lse
+        checks["lse"] = lse_error.abs() / yardstick.lse_limit[at].clamp_min(_TINY)
     live = yardstick.live[at]
     return Ratios(
         rho=mean_square.sqrt(),

@@ -358,13 +358,14 @@ class _Terms:
             part = find(arithmetic.partial)
             plain = MEAN_SQUARE * part.unit_roundoff**2 * self.split_square
             # Noise below a tenth of the spacing at the output leaves the roundings of partials what they are.
-            quiet = shared + single < (part.unit_roundoff / 10 * out).square()
+            quiet = shared < (part.unit_roundoff / 10 * out).square()
             single += torch.where(quiet, self.split_known, plain) + _tail(part, scale)
             merge = 2 * (arithmetic.exponential + _U32 * (len(self.edges) + 4 + 2 * self._height()))
             hard += part.unit_roundoff * (self.split_absolute + hard) + part.smallest_subnormal / 2 / scale
             hard += merge * (self.split_absolute + hard)
         plain = MEAN_SQUARE * written.unit_roundoff**2 * out.square() + _tail(written, scale)
-        last = known_rounding(out * scale, (shared + single) * scale**2, written)
+        # What operands and partials round lies on grids like the output's own, and is no noise that would blur it.
+        last = known_rounding(out * scale, shared * scale**2, written)
         single += torch.maximum(plain, last / scale**2)
         hard += written.unit_roundoff * (out.abs() + hard) + written.smallest_subnormal / 2 / scale
         self._store(found, shared * scale**2, single * scale**2, hard * scale)
