@@ -354,19 +354,23 @@ class _Terms:
         moved = (self.delta_mass * spread).sqrt()
         hard += torch.where(moved > 0, moved / (1 - self.delta_mass).clamp(min=0), 0.0)
         hard += _U32 * (self.depth + 2 * self.updates + _STEPS) * (self.absolute + out.abs())
+        # What operands and partials round lies on grids like the output's own, and is no noise that would blur it.
+        last = torch.maximum(
+            MEAN_SQUARE * written.unit_roundoff**2 * out.square() + _tail(written, scale),
+            known_rounding(out * scale, shared * scale**2, written) / scale**2,
+        )
         if self.launched > 1:
             part = find(arithmetic.partial)
-            plain = MEAN_SQUARE * part.unit_roundoff**2 * self.split_square
-            # Noise below a tenth of the spacing at the output leaves the roundings of partials what they are.
+            partial = MEAN_SQUARE * part.unit_roundoff**2 * self.split_square
+            # Noise below a tenth of the spacing leaves the roundings of partials what they are, and then those and the
+            # output's may all go the same way.
             quiet = shared < (part.unit_roundoff / 10 * out).square()
-            single += torch.where(quiet, self.split_known, plain) + _tail(part, scale)
+            partial = torch.where(quiet, self.split_known, partial) + _tail(part, scale)
+            last = partial + last + torch.where(quiet, 2 * (partial * last).sqrt(), 0.0)
             merge = 2 * (arithmetic.exponential + _U32 * (len(self.edges) + 4 + 2 * self._height()))
             hard += part.unit_roundoff * (self.split_absolute + hard) + part.smallest_subnormal / 2 / scale
             hard += merge * (self.split_absolute + hard)
-        plain = MEAN_SQUARE * written.unit_roundoff**2 * out.square() + _tail(written, scale)
-        # What operands and partials round lies on grids like the output's own, and is no noise that would blur it.
-        last = known_rounding(out * scale, shared * scale**2, written)
-        single += torch.maximum(plain, last / scale**2)
+        single += last
         hard += written.unit_roundoff * (out.abs() + hard) + written.smallest_subnormal / 2 / scale
         self._store(found, shared * scale**2, single * scale**2, hard * scale)
 
