@@ -55,6 +55,8 @@ class Yardstick:
     element_limit: float
     #: Rows that see a token, bool [B, R].
     live: Tensor
+    #: Rows whose scores are small enough for their accuracy to be the kernel's doing, bool [B, R].
+    conditioned: Tensor
     #: Softmax weights of each request that has rows, by request.
     weights: dict[int, Weights]
 
@@ -97,11 +99,15 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     out = answer.out.double().reshape(batch, rows, problem.latent)
     spread = bound.spread.reshape(batch, rows)
     live = torch.zeros(batch, rows, dtype=torch.bool, device=out.device)
+    conditioned = torch.zeros_like(live)
     weights: dict[int, Weights] = {}
     for request, length in enumerate(problem.lengths):
         if length:
             weights[request] = weigh(problem, request)
             live[request] = weights[request].visible > 0
+            scores = weights[request].scores
+            largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
+            conditioned[request] = largest <= regime.limits.conditioned
     limits = regime.limits
     lse_quantile = element_limit(int(live.sum()), limits.false_alarm)
     return Yardstick(
@@ -115,6 +121,7 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
         row_limit=row_limit(spread, limits.false_alarm, int(live.sum())),
         element_limit=element_limit(int(live.sum()) * problem.latent, limits.false_alarm),
         live=live,
+        conditioned=conditioned,
         weights=weights,
     )
 
@@ -140,7 +147,7 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
         "hard": (size / yardstick.hard[at].clamp_min(_TINY)).amax(-1) / regime.limits.hard,
         "row": z / yardstick.row_limit[at],
         "element": element / yardstick.element_limit,
-        "accuracy": relative / regime.accuracy,
+        "accuracy": torch.where(yardstick.conditioned[at], relative, 0.0) / regime.accuracy,
     }
     if lse_error is not None:
         checks["lse"] = lse_error.abs() / yardstick.lse_limit[at].clamp_min(_TINY)
