@@ -133,7 +133,7 @@ def encode(values: NDArray[np.floating], name: str, *, toward_zero: bool = False
 
 
 def _single_to_bf16(values: NDArray[np.floating]) -> Codes:
-    bits = np.ascontiguousarray(values).view(np.uint32)
+    bits = values.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     lost = np.isnan(values)
     if lost.any():  # the carry of rounding may turn a NaN into an infinity or a zero
@@ -173,6 +173,6 @@ def convert(codes: Codes, source: str, target: str, *, toward_zero: bool = False
 
 def round_to_tf32(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return fp32 values rounded to the ten mantissa bits that a TF32 matrix product keeps."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
+    bits = values.view(np.uint32)
     rounded = (bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))) & np.uint32(0xFFFFE000)
     return np.where(np.isfinite(values), rounded.view(np.float32), values)

@@ -215,7 +215,11 @@ def kernel_line() -> str:
 
 def describe_line(path: str, line: int) -> str | None:
     """Return `file:line: text`, or None for a file of Triton's, numpy's or ours that only carries a kernel out."""
-    folder = os.path.dirname(path)
-    if folder == _HERE or "/triton/" in path or "/numpy/" in path or path.startswith("<"):
+    if path.startswith("<") or path.startswith(_carriers()):
         return None
     return f"{path}:{line}: {linecache.getline(path, line).strip()}"
+
+
+def _carriers() -> tuple[str, ...]:
+    packages = [sys.modules[name].__file__ for name in ("triton", "numpy") if name in sys.modules]
+    return (_HERE + os.sep, *(os.path.dirname(path) + os.sep for path in packages if path))

@@ -120,8 +120,9 @@ def _on_values(source: Any, shipped: Method, *, coded_result: bool, wide: bool =
         values = [source.TensorHandle(floats.decode(item.data, name).astype(number, copy=False), kind)
                   if isinstance(item, source.TensorHandle) else item for item in operands]
         found = shipped(self, *values)
-        kind = operands[0].dtype.scalar
-        return source.TensorHandle(floats.encode(found.data, name) if coded_result else found.data, kind)
+        if not coded_result:
+            return source.TensorHandle(found.data, source.tl.int1)
+        return source.TensorHandle(floats.encode(found.data, name), operands[0].dtype.scalar)
 
     return method
 
@@ -178,6 +179,8 @@ def _checked(shipped: Method, operation: Any) -> Method:
 def _cast(source: Any) -> Method:
     def method(self: Any, value: Any, target: Any) -> Any:
         kind, wanted = value.dtype.scalar, target.scalar
+        if value.data.dtype.kind == "b":  # a comparison, which keeps its operands' type as a label
+            kind = source.tl.int1
         if kind.is_floating() and wanted.is_floating():
             return _cast_float(source, value, target, None)
         if kind.is_floating():
