@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.backends.protocol import Capabilities, Output, Unsupported
+from harness.backends.protocol import Capabilities, Output, UnknownBackend, Unsupported
+from harness.backends.triton_splitkv_mistakes import MISTAKES
 from harness.case import Case
 from harness.inputs import Inputs
 
@@ -118,8 +119,13 @@ class SplitKV:
         with _meaning(inputs.device):
             self._launch(inputs, tiling)
         mode = "interpreted" if inputs.device.type == "cpu" else "native"
-        ran: dict[str, str | int] = {"kernel": self.name, "splits": tiling.splits, "tile": tiling.tile,
-                                     "rows": tiling.rows, "mode": mode}
+        ran: dict[str, str | int] = {
+            "kernel": self.name,
+            "splits": tiling.splits,
+            "tile": tiling.tile,
+            "rows": tiling.rows,
+            "mode": mode,
+        }
         return Output(out=inputs.out, lse=inputs.lse, what_ran=ran)
 
     def _launch(self, inputs: Inputs, tiling: Tiling) -> None:
@@ -172,13 +178,19 @@ class SplitKV:
 
 
 def make(name: str, label: str | None = None) -> SplitKV:
-    """Make the backend; it has one version.
+    """Make the backend, or with ``!NAME`` the variant that makes the mistake NAME of MISTAKES.
 
     Raises:
-        ValueError: if a version is asked for.
+        ValueError: if a version is asked for: there is one.
+        UnknownBackend: if no mistake has the name.
     """
     if label is not None:
         raise ValueError(f"{name} has no versions to choose from, and @{label} asks for one: leave it out")
+    stem, bang, mistake = name.partition("!")
+    if bang:
+        if mistake not in MISTAKES:
+            raise UnknownBackend(f"{stem} has no mistake {mistake!r} to make: there are {', '.join(MISTAKES)}")
+        return variant(mistake, MISTAKES[mistake].old, MISTAKES[mistake].new)
     import harness.backends.triton_splitkv_kernel as kernels
 
     return SplitKV(name, kernels)
@@ -192,8 +204,10 @@ def variant(mistake: str, old: str, new: str) -> SplitKV:
     """
     source = _KERNEL.read_text(encoding="utf-8")
     if source.count(old) != 1:
-        raise ValueError(f"the variant {mistake!r} replaces {old!r}, which must stand exactly once in {_KERNEL.name} "
-                         f"and stands there {source.count(old)} times")
+        raise ValueError(
+            f"the variant {mistake!r} replaces {old!r}, which must stand exactly once in {_KERNEL.name} "
+            f"and stands there {source.count(old)} times"
+        )
     folder = Path(tempfile.mkdtemp(prefix="mla-gate-variant-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # Triton reads a kernel's source from its file, so that the file must outlive the backend.

@@ -11,6 +11,9 @@
 Source: the online softmax of FlashAttention (Dao et al., 2022), split along the context as in Flash-Decoding.
 """
 
+# A kernel's parameters have Triton's types or none, and its decorator has no Python type.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+
 import triton
 import triton.language as tl
 
@@ -165,12 +168,12 @@ def merge(
     whole = request.to(tl.int64) * tokens * heads + row
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
-    for split in range(0, splits):
+    for split in range(splits):
         top = tl.maximum(top, tl.load(partial_lse + whole * parts + split, mask=row_live, other=float("-inf")))
     level = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros([ROWS], tl.float32)
     output = tl.zeros([ROWS, LATENT_TILE], tl.float32)
-    for split in range(0, splits):
+    for split in range(splits):
         part = whole * parts + split
         weight = tl.exp(tl.load(partial_lse + part, mask=row_live, other=float("-inf")) - level)
         total += weight

@@ -19,6 +19,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,13 @@ def mended(*, undefined: str = "zero", reverse: bool = False) -> Iterator[None]:
     if _active:
         raise RuntimeError("the interpreter is mended already: enter the context once, around all launches")
     import triton
-    import triton.experimental.gluon  # noqa: F401  Triton imports it at the first launch, and it must find things as they are
+    import triton.experimental.gluon
 
     if not triton.__version__.startswith(TRITON_RELEASE + "."):
-        raise RuntimeError(f"the interpreter's mends are written for Triton {TRITON_RELEASE}, and this is Triton "
-                           f"{triton.__version__}: install {TRITON_RELEASE}, or run on a GPU")
+        raise RuntimeError(
+            f"the interpreter's mends are written for Triton {TRITON_RELEASE}, and this is Triton "
+            f"{triton.__version__}: install {TRITON_RELEASE}, or run on a GPU"
+        )
     scope = _Scope()
     _active = True
     try:
@@ -176,8 +179,9 @@ class _Launch:
         self.memory = Memory()
         try:
             bound = inspect.getcallargs(function, *args, **kwargs)
-            values = {name: value if name in executor.constexprs else self.argument(value, name)
-                      for name, value in bound.items()}
+            values = {
+                name: value if name in executor.constexprs else self.argument(value, name) for name, value in bound.items()
+            }
             grid = executor.grid(values) if callable(executor.grid) else executor.grid
             grid = (*grid, 1, 1, 1)[:3]
             builder.set_grid_dim(*grid)
@@ -218,10 +222,8 @@ def _language_patches() -> list[tuple[Any, str, Any]]:
         import triton.language as language
         import triton.runtime.interpreter as source
 
-        def kernel() -> None:
-            """Stand for a kernel that sees both modules."""
-
-        kernel = type(kernel)(kernel.__code__, {"tl": language, "core": language.core})
+        # Triton changes the modules that a kernel's globals hold.
+        kernel = FunctionType((lambda: None).__code__, {"tl": language, "core": language.core})
         scope = source._patch_lang(kernel)
         found = [(owner, name, vars(owner)[name]) for owner, name, _ in scope._changes]
         scope.restore()

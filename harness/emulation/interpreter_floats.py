@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Codes = NDArray[np.generic]
+Codes = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ def _values(name: str) -> NDArray[np.float32]:
     values = np.where(sign == 1, -values, values)
     if layout.specials == "fnuz":
         values[1 << (layout.bits - 1)] = np.nan
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)
 
 
 @cache
@@ -103,13 +104,14 @@ def decode(codes: Codes, name: str) -> NDArray[np.floating]:
     if name == "bf16":
         return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if name in CODED:
-        return np.take(_values(name), codes)
+        return _values(name)[codes]
     if name == "fp16":
         return codes.astype(np.float32)
     if name in NATIVE:
         return np.asarray(codes)
-    raise NotImplementedError(f"the interpreter was asked for values of {name}, which has no meaning here; "
-                              f"known are {', '.join([*NATIVE, *CODED])}")
+    raise NotImplementedError(
+        f"the interpreter was asked for values of {name}, which has no meaning here; known are {', '.join([*NATIVE, *CODED])}"
+    )
 
 
 def encode(values: NDArray[np.floating], name: str, *, toward_zero: bool = False) -> Codes:
@@ -127,8 +129,10 @@ def encode(values: NDArray[np.floating], name: str, *, toward_zero: bool = False
         nearest = values.astype(np.float32)
         return np.where(np.abs(nearest) > np.abs(values), np.nextafter(nearest, np.float32(0)), nearest)
     if name not in CODED and name != "fp16":
-        raise NotImplementedError(f"the interpreter was asked to convert to {name}, which has no meaning here; "
-                                  f"known are {', '.join([*NATIVE, *CODED])}")
+        raise NotImplementedError(
+            f"the interpreter was asked to convert to {name}, which has no meaning here; "
+            f"known are {', '.join([*NATIVE, *CODED])}"
+        )
     return _by_table(values, name, toward_zero)
 
 

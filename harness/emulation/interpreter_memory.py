@@ -61,7 +61,7 @@ class Allocation:
         if flat is None:
             count = self.size // dtype.itemsize
             raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(self.host)
-            flat = np.frombuffer(raw, dtype=np.dtype(f"u{dtype.itemsize}"))
+            flat = np.frombuffer(memoryview(raw), dtype=np.dtype(f"u{dtype.itemsize}"))
             self.views[dtype.itemsize] = flat
         return flat.view(dtype)
 
@@ -82,8 +82,10 @@ class Memory:
         Raises ValueError for a tensor that is not on the CPU.
         """
         if tensor.device.type != "cpu":
-            raise ValueError(f"argument {name} is on {tensor.device}; the interpreter reads CPU tensors only: "
-                             "move it to the CPU or launch the kernel natively")
+            raise ValueError(
+                f"argument {name} is on {tensor.device}; the interpreter reads CPU tensors only: "
+                "move it to the CPU or launch the kernel natively"
+            )
         storage = tensor.untyped_storage()
         known = self._by_storage.get(storage.data_ptr()) if storage.nbytes() else None
         if known is None:
@@ -93,10 +95,11 @@ class Memory:
             self._by_storage[storage.data_ptr()] = known
         if name not in known.names:
             known.names.append(name)
-        return known.start + tensor.storage_offset() * tensor.element_size()
+        return known.start + int(tensor.storage_offset()) * tensor.element_size()
 
-    def load(self, addresses: NDArray[np.uint64], mask: NDArray[np.bool_], other: NDArray[np.generic] | None,
-             dtype: np.dtype[Any]) -> NDArray[np.generic]:
+    def load(
+        self, addresses: NDArray[np.uint64], mask: NDArray[np.bool_], other: NDArray[np.generic] | None, dtype: np.dtype[Any]
+    ) -> NDArray[np.generic]:
         """Return the items at the active addresses, and `other` (or zero) where masked.
 
         Raises MemoryFault where an active lane lies outside every allocation.
@@ -153,8 +156,9 @@ class Memory:
         allocation, index = placed
         return (index * itemsize + allocation.host).astype(np.uint64)
 
-    def _place(self, addresses: NDArray[np.uint64], mask: NDArray[np.bool_], everywhere: bool, dtype: np.dtype[Any],
-               verb: str) -> tuple[Allocation, NDArray[np.int64]] | None:
+    def _place(
+        self, addresses: NDArray[np.uint64], mask: NDArray[np.bool_], everywhere: bool, dtype: np.dtype[Any], verb: str
+    ) -> tuple[Allocation, NDArray[np.int64]] | None:
         # The whole tile is looked at first: where even its masked lanes are inside, no lane needs looking at.
         low, high = int(addresses.min()), int(addresses.max())
         allocation = self._holder(low)
@@ -174,26 +178,38 @@ class Memory:
         shift = itemsize.bit_length() - 1
         index = offset >> shift
         if low % itemsize or ((index << shift) != offset)[mask if not everywhere else ...].any():
-            raise MemoryFault(self._say(f"{verb} of {itemsize} bytes at an address that is no multiple of {itemsize}, "
-                                        f"in {self._name(allocation)}"))
+            raise MemoryFault(
+                self._say(
+                    f"{verb} of {itemsize} bytes at an address that is no multiple of {itemsize}, in {self._name(allocation)}"
+                )
+            )
         return allocation, index
 
     def _holder(self, address: int) -> Allocation | None:
         number = address >> _SPAN_BITS
         return self._allocations[number] if number < len(self._allocations) else None
 
-    def _fault(self, addresses: NDArray[np.uint64], mask: NDArray[np.bool_], allocation: Allocation | None,
-               itemsize: int, verb: str) -> None:
+    def _fault(
+        self, addresses: NDArray[np.uint64], mask: NDArray[np.bool_], allocation: Allocation | None, itemsize: int, verb: str
+    ) -> None:
         mask = np.broadcast_to(mask, addresses.shape)
         if allocation is None:
             lane = tuple(int(i) for i in np.argwhere(mask)[0])
-            raise MemoryFault(self._say(f"{verb} of {itemsize} bytes through {int(addresses[lane]):#x}, which comes "
-                                        f"from no argument of the launch (lane {lane})"))
+            raise MemoryFault(
+                self._say(
+                    f"{verb} of {itemsize} bytes through {int(addresses[lane]):#x}, which comes "
+                    f"from no argument of the launch (lane {lane})"
+                )
+            )
         offset = (addresses - np.uint64(allocation.start)).view(np.int64)
         outside = mask & ((offset < 0) | (offset + itemsize > allocation.size))
         lane = tuple(int(i) for i in np.argwhere(outside)[0])
-        raise MemoryFault(self._say(f"{verb} of {itemsize} bytes at byte {int(offset[lane])} of "
-                                    f"{self._name(allocation)} (lane {lane}, {int(outside.sum())} lanes outside)"))
+        raise MemoryFault(
+            self._say(
+                f"{verb} of {itemsize} bytes at byte {int(offset[lane])} of "
+                f"{self._name(allocation)} (lane {lane}, {int(outside.sum())} lanes outside)"
+            )
+        )
 
     def _name(self, allocation: Allocation) -> str:
         return f"{'/'.join(allocation.names)}, which has {allocation.size} bytes"
@@ -215,7 +231,7 @@ def kernel_line() -> str:
 
 def describe_line(path: str, line: int) -> str | None:
     """Return `file:line: text`, or None for a file of Triton's, numpy's or ours that only carries a kernel out."""
-    if path.startswith("<") or path.startswith(_carriers()):
+    if path.startswith(("<", *_carriers())):
         return None
     return f"{path}:{line}: {linecache.getline(path, line).strip()}"
 

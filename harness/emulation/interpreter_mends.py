@@ -23,14 +23,32 @@ from harness.emulation.interpreter_memory import IntegerFault, kernel_line
 
 Method = Callable[..., Any]
 
-_BINARY = ("fadd", "fmul", "fdiv", "frem", "fsub", "precise_divf", "approx_divf", "minimumf", "minnumf", "maximumf",
-           "maxnumf")
-_COMPARE = ("fcmpOLT", "fcmpOGT", "fcmpOLE", "fcmpOGE", "fcmpOEQ", "fcmpONE", "fcmpULT", "fcmpUGT", "fcmpULE",
-            "fcmpUGE", "fcmpUEQ", "fcmpUNE")
+_BINARY = ("fadd", "fmul", "fdiv", "frem", "fsub", "precise_divf", "approx_divf", "minimumf", "minnumf", "maximumf", "maxnumf")
+_COMPARE = (
+    "fcmpOLT",
+    "fcmpOGT",
+    "fcmpOLE",
+    "fcmpOGE",
+    "fcmpOEQ",
+    "fcmpONE",
+    "fcmpULT",
+    "fcmpUGT",
+    "fcmpULE",
+    "fcmpUGE",
+    "fcmpUEQ",
+    "fcmpUNE",
+)
 _UNARY = ("fneg", "cos", "exp", "exp2", "floor", "ceil", "log", "log2", "precise_sqrt", "sqrt", "sin", "erf", "rsqrt")
 _CHECKED = {"create_add": np.add, "create_sub": np.subtract, "create_mul": np.multiply}
-_CASTS = ("create_si_to_fp", "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui", "create_fp_ext",
-          "create_fp_trunc", "cast_impl")
+_CASTS = (
+    "create_si_to_fp",
+    "create_ui_to_fp",
+    "create_fp_to_si",
+    "create_fp_to_ui",
+    "create_fp_ext",
+    "create_fp_trunc",
+    "cast_impl",
+)
 
 
 def builder_mends(source: Any, launch: Any, *, poison: bool) -> dict[str, Method]:
@@ -55,7 +73,8 @@ def builder_mends(source: Any, launch: Any, *, poison: bool) -> dict[str, Method
     mends["create_dot"] = _dot(source)
     mends["create_masked_load"] = _load(source, launch, poison)
     mends["create_masked_store"] = lambda self, pointers, value, mask, policy: launch.memory.store(
-        pointers.data, value.data, mask.data)
+        pointers.data, value.data, mask.data
+    )
     mends["create_atomic_cas"] = _atomic(source, launch, builder.create_atomic_cas, 0)
     mends["create_atomic_rmw"] = _atomic(source, launch, builder.create_atomic_rmw, 1)
     return mends
@@ -63,9 +82,11 @@ def builder_mends(source: Any, launch: Any, *, poison: bool) -> dict[str, Method
 
 def module_mends(source: Any, launch: Any) -> dict[str, Method]:
     """Return functions of the interpreter's module by name."""
+
     def convert(codes: Any, kind: Any, target: Any, mode: Any) -> Any:
-        found = floats.convert(codes.view(source._get_np_dtype(kind)), kind.name, target.name,
-                               toward_zero=mode == source._ir.ROUNDING_MODE.RTZ)
+        found = floats.convert(
+            codes.view(source._get_np_dtype(kind)), kind.name, target.name, toward_zero=mode == source._ir.ROUNDING_MODE.RTZ
+        )
         return found.view(f"u{found.itemsize}")
 
     return {"_convert_float": convert, "_implicit_cvt": lambda value: launch.argument(value, "an argument")}
@@ -117,8 +138,12 @@ def _on_values(source: Any, shipped: Method, *, coded_result: bool, wide: bool =
         if name not in floats.CODED:
             return shipped(self, *operands)
         kind, number = (source.tl.float64, np.float64) if wide else (source.tl.float32, np.float32)
-        values = [source.TensorHandle(floats.decode(item.data, name).astype(number, copy=False), kind)
-                  if isinstance(item, source.TensorHandle) else item for item in operands]
+        values = [
+            source.TensorHandle(floats.decode(item.data, name).astype(number, copy=False), kind)
+            if isinstance(item, source.TensorHandle)
+            else item
+            for item in operands
+        ]
         found = shipped(self, *values)
         if not coded_result:
             return source.TensorHandle(found.data, source.tl.int1)
@@ -169,8 +194,7 @@ def _checked(shipped: Method, operation: Any) -> Method:
             lane = tuple(int(i) for i in np.argwhere(lost)[0])
             x, y = (int(np.broadcast_to(side, c.shape)[lane]) for side in (a, b))
             sign = {np.add: "+", np.subtract: "-", np.multiply: "x"}[operation]
-            raise IntegerFault(f"{x} {sign} {y} leaves {c.dtype} and wraps to {int(c[lane])} (lane {lane}); "
-                               f"{kernel_line()}")
+            raise IntegerFault(f"{x} {sign} {y} leaves {c.dtype} and wraps to {int(c[lane])} (lane {lane}); {kernel_line()}")
         return result
 
     return method
@@ -189,8 +213,11 @@ def _cast(source: Any) -> Method:
         if wanted.is_floating():
             # fp64 holds every integer of up to 53 bits, so that what follows is the one rounding.
             numbers = value.data if wanted.name in floats.NATIVE else value.data.astype(np.float64)
-            data = (numbers.astype(source._get_np_dtype(target)) if wanted.name in floats.NATIVE
-                    else floats.encode(numbers, wanted.name))
+            data = (
+                numbers.astype(source._get_np_dtype(target))
+                if wanted.name in floats.NATIVE
+                else floats.encode(numbers, wanted.name)
+            )
             return source.TensorHandle(data, wanted)
         return _cast_integer(source, value, target)
 
@@ -248,6 +275,6 @@ def _atomic(source: Any, launch: Any, shipped: Method, position: int) -> Method:
             return source.TensorHandle(np.zeros(value.data.shape, value.data.dtype), value.dtype.scalar)
         host = launch.memory.host(pointer.data, mask, source._get_np_dtype(kind).itemsize)
         moved = source.TensorHandle(host, pointer.dtype)
-        return shipped(self, *operands[:position], moved, *operands[position + 1:])
+        return shipped(self, *operands[:position], moved, *operands[position + 1 :])
 
     return method
