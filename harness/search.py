@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
@@ -85,23 +85,26 @@ def nature(result: Result) -> str | None:
     return _NATURE.get(fault, fault)
 
 
-@dataclass(slots=True, kw_only=True)
 class Search:
     """A search under way."""
 
-    #: Runs a case.
-    run: Callable[[Case], Result]
-    #: Hears of each result as it comes: the result, and "search" or "shrink".
-    heard: Callable[[Result, str], None]
-    profile: Profile
-    results: dict[Case, Result] = field(default_factory=dict)
-    #: First failing case of each nature.
-    firsts: dict[str, Case] = field(default_factory=dict)
-    executed: int = 0
-    cut: bool = False
-    began: float = field(default_factory=time.monotonic)
-    #: When shrinking must end; None before the first failure.
-    end: float | None = None
+    def __init__(self, run: Callable[[Case], Result], heard: Callable[[Result, str], None], profile: Profile) -> None:
+        """Begin.
+
+        Args:
+            run: runs a case.
+            heard: hears of each result as it comes, with "search" or "shrink".
+            profile: bounds the search.
+        """
+        self.run, self.heard, self.profile = run, heard, profile
+        self.results: dict[Case, Result] = {}
+        #: First failing case of each nature.
+        self.firsts: dict[str, Case] = {}
+        self.executed = 0
+        self.cut = False
+        self.began = time.monotonic()
+        #: When shrinking must end; None before the first failure.
+        self.end: float | None = None
 
     def answer(self, case: Case) -> Result | None:
         """Run a case, or remember its result; None where the time for new cases is over."""
