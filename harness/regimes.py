@@ -22,7 +22,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.region import Region, RegionError, globs_meet
-from references.budget import Arithmetic
+from references.arithmetic import Arithmetic
 
 #: The rules that the project ships.
 RULES = Path(__file__).resolve().parent.parent / "cases" / "regimes.toml"
