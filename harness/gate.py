@@ -25,7 +25,7 @@ from harness.ledger import Writer, result_line
 from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import load
-from harness.repro import save
+from harness.repro import replay_command, save
 from harness.report.failure import panel
 from harness.run import Result, run_case
 from harness.search import EXECUTED, Finding, Outcome, Search, search
@@ -168,14 +168,14 @@ class Gate:
         )
         return outcome
 
-    def failure(self, finding: Finding, backend: Backend) -> str:
-        """Save the repro of a finding and write its failure panel."""
-        return self.failed(finding.result, backend, finding)
-
     def failed(self, result: Result, backend: Backend, finding: Finding | None = None) -> str:
         """Save the repro of a failing result and write its failure panel."""
         notes = save(result, backend, self.plan.regimes, self.options.repro_dir, device=str(self.plan.device), finding=finding)
-        return panel(result, self.plan.regimes, device=str(self.plan.device), finding=finding, notes=notes)
+        return panel(result, device=str(self.plan.device), finding=finding, notes=notes)
+
+    def command(self, result: Result) -> str:
+        """Give the command that replays a result."""
+        return replay_command(result.case, result.backend, str(self.plan.device))
 
     def close(self, **fields: Any) -> None:
         """Write the end of this process's part."""

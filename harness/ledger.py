@@ -103,7 +103,6 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         phase: "search", "shrink", "pinned" or "contract".
     """
     verdict = result.verdict
-    measured = plain(verdict.measurements) if verdict.measurements is not None else None
     return {
         "phase": phase,
         "case": str(result.case),
@@ -112,7 +111,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         "verdict": verdict.kind,
         "fault": verdict.fault,
         "message": verdict.message,
-        "measurements": measured,
+        "measurements": plain(verdict.measurements),
         "seconds": round(result.seconds, 6),
         "run_seconds": round(result.run_seconds, 6),
         "what_ran": dict(result.what_ran),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -208,12 +208,3 @@ def search(
         seconds=time.monotonic() - began,
     )
 
-
-def unseen(results: Mapping[Case, Result]) -> list[str]:
-    """List the sensitivities that no executed case saw."""
-    seen: dict[str, bool] = {}
-    for result in results.values():
-        measurements = result.verdict.measurements
-        for name, sees in (measurements.sensitivities if measurements else {}).items():
-            seen[name] = seen.get(name, False) or sees
-    return sorted(name for name, sees in seen.items() if not sees)

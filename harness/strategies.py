@@ -161,7 +161,8 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
         NoSuchCase: if no case is accepted.
     """
     plain = _plain_case(accepts, regime.where)
-    tiles = {tile for tile in (regime.arithmetic.splits.tile,) if tile > 1}
+    arithmetic = regime.arithmetic
+    tiles = {tile for tile in (arithmetic.tile, arithmetic.splits.tile) if tile > 1}
 
     def allowed(field: str, table: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(value for value in table if _accepted(accepts, plain, **{field: value}))
