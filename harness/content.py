@@ -98,9 +98,9 @@ class Aim:
 
 
 def _comfortable(deviation: float, name: str) -> float:
-    """Keep a standard deviation where the format has normal numbers to both sides."""
+    """Keep a standard deviation where ``normal``, which ends at ±3.5, neither saturates nor goes subnormal much."""
     known = FORMATS[name]
-    return min(max(deviation, 16 * known.smallest_normal, 2.0**-20), known.maximum / 16, 2.0**20)
+    return min(max(deviation, 16 * known.smallest_normal, 2.0**-20), known.maximum / 4, 2.0**20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ def _quiet_query(request: Request) -> Values:
 def needle_places(request: Request, token: int) -> list[int]:
     """List where needles may lie for a query token: both ends, page, tile and split edges and their neighbours, between."""
     seen, size = request.visible(token), request.case.page_size
-    edges = [0, seen - 1]
+    edges = [0, seen - 1, seen - 2]
     for step in (size, 64, 128, 256):
         for edge in (step, (seen // 2) // step * step, (seen - 1) // step * step):
             edges += [edge - 1, edge, edge + 1]
