@@ -166,7 +166,8 @@ def prose(path: str, text: str) -> str:
             for number, (line, comment) in enumerate(zip(lines, comments, strict=True), start=1)
         )
     fenced = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL)
-    return re.sub(r"``?[^`\n]+``?", "", fenced)
+    titles = re.sub(r'(?<!")"[^"\n]+"(?!")', "", fenced)  # a title is spelt as its author spelt it
+    return re.sub(r"``?[^`\n]+``?", "", titles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
