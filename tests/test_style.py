@@ -9,9 +9,11 @@ Source: CONTRIBUTING.md, "The house style".
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,17 +156,16 @@ def matches(pattern: re.Pattern[str], text: str, what: str) -> Iterator[str]:
 def prose(path: str, text: str) -> str:
     """Blank out what is not prose: in Python all but comments and docstrings, everywhere what stands in backquotes."""
     if path.endswith(".py"):
-        kept = {}
+        lines = [""] * (text.count("\n") + 2)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                lines[token.start[0] - 1] = token.string
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-                first = node.body[0]
-                kept.update(dict.fromkeys(range(first.lineno, (first.end_lineno or first.lineno) + 1), True))
-        lines = text.splitlines()
-        comments = [re.search(r"(?:^|\s)#.*$", line) for line in lines]
-        text = "\n".join(
-            line if number in kept else comment[0] if comment else ""
-            for number, (line, comment) in enumerate(zip(lines, comments, strict=True), start=1)
-        )
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (told := ast.get_docstring(node)):
+                first = node.body[0].lineno - 1
+                for number, line in enumerate(told.splitlines(), start=first):
+                    lines[number] = line
+        text = "\n".join(lines)
     fenced = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL)
     titles = re.sub(r'(?<!")"[^"\n]+"(?!")', "", fenced)  # a title is spelt as its author spelt it
     return re.sub(r"``?[^`\n]+``?", "", titles)
