@@ -70,7 +70,8 @@ def module_has_a_name(path: str, text: str) -> Iterator[str]:
             yield f"the name {part!r} does not say what is inside"
 
 
-def dataclasses_are_values(path: str, text: str) -> Iterator[str]:
+def dataclasses_are_records(path: str, text: str) -> Iterator[str]:
+    """Records are frozen; what has a state of its own says ``frozen=False``, so that it is seen to be meant."""
     for node in ast.walk(ast.parse(text)):
         for decorator in node.decorator_list if isinstance(node, ast.ClassDef) else ():
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -78,8 +79,9 @@ def dataclasses_are_values(path: str, text: str) -> Iterator[str]:
                 continue
             keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
             given = {keyword.arg for keyword in keywords if ast.unparse(keyword.value) == "True"}
+            given |= {"frozen"} & {keyword.arg for keyword in keywords}
             for missing in sorted({"frozen", "slots", "kw_only"} - given):
-                yield f"{node.lineno}: dataclass {node.name} without {missing}=True"
+                yield f"{node.lineno}: dataclass {node.name} does not say {missing}=True"
 
 
 def no_tolerance_in_python(path: str, text: str) -> Iterator[str]:
@@ -195,14 +197,15 @@ HOUSE = (
     House(rule=module_is_short, where=CODE, bad=("x = 1\n" * (MODULE_LINES + 1),), good="x = 1\n" * MODULE_LINES),
     House(rule=module_says_what_it_is, where=PYTHON, bad=("x = 1\n", "# a comment\nx = 1\n"), good='"""A thing."""\n'),
     House(
-        rule=dataclasses_are_values,
+        rule=dataclasses_are_records,
         where=CODE,
         bad=(
             "@dataclass\nclass A: ...\n",
             "@dataclass(frozen=True, slots=True)\nclass A: ...\n",
             "@dataclasses.dataclass(frozen=True, slots=True, kw_only=False)\nclass A: ...\n",
         ),
-        good="@dataclass(frozen=True, slots=True, kw_only=True)\nclass A: ...\n",
+        good="@dataclass(frozen=True, slots=True, kw_only=True)\nclass A: ...\n"
+        "@dataclass(frozen=False, slots=True, kw_only=True)\nclass State: ...\n",
     ),
     House(
         rule=no_tolerance_in_python,
