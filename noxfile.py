@@ -197,7 +197,10 @@ def gate(session: nox.Session) -> None:
     """
     env = set_up(session, "triton")
     chosen = [] if names_a(session, "cases") else ["cases"]
-    session.run("python", "-m", "pytest", *chosen, *session.posargs, env=env)
+    # An environment of the caller's own may not have this project installed, and so not know its plugin.
+    known = session.venv_backend != "none" or "mla-gate" in probe(sys.executable).distributions
+    plugin = [] if known else ["-p", "harness.plugin"]
+    session.run("python", "-m", "pytest", *plugin, *chosen, *session.posargs, env=env)
 
 
 @nox.session
