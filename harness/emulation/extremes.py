@@ -74,8 +74,8 @@ def run_all_extremes(function: Callable[[], Any], *, target: str = "gfx950") -> 
     difference = one.difference(two)
     if difference is not None:
         _explain(function, target, one, two, difference)
-    if two.fault:
-        raise two.fault
+    if one.fault:
+        raise one.fault
     return two.answer, two.session
 
 

@@ -215,9 +215,8 @@ class SharedMemory:
         target = tuple(int(size) for size in shape)
         if prod(target) != self.array.size:
             fail("type-error", f"{self!r} has not the elements of {list(target)}")
-        try:
-            view = np.reshape(self.array, target, copy=False)
-        except ValueError:
+        view = self.array.reshape(target)
+        if not np.shares_memory(view, self.array):
             fail("unmodelled", f"a reshape of {self!r} to {list(target)} that numpy cannot view")
         return self._view(view)
 
