@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import resource
 import signal
@@ -85,6 +86,8 @@ class _Job:
 def _serve(jobs: Connection, stderr: str, memory: int | None) -> None:
     """Run jobs until the parent closes the pipe: the child's whole life."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The server ends when nobody holds this pipe any more, and we with it; multiprocessing hands us an end of it.
+    os.close(multiprocessing.forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.setpgid(0, 0)
     with open(stderr, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 2)
