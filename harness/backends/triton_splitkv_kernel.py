@@ -46,6 +46,13 @@ def widen(codes, FORMAT: tl.constexpr, OPERAND: tl.constexpr):
 
 
 @triton.jit
+def decode_codes(codes, values, COUNT: tl.constexpr, FORMAT: tl.constexpr):
+    """Write the values of COUNT codes, fp32: `widen` by itself."""
+    at = tl.arange(0, COUNT)
+    tl.store(values + at, widen(tl.load(codes + at), FORMAT, tl.float32))
+
+
+@triton.jit
 def tokens_per_split(length, STEP: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr):
     """Give each split the same number of whole steps, LEAST of them at least, so that SPLITS suffice."""
     return tl.maximum(tl.cdiv(tl.cdiv(length, STEP), SPLITS), LEAST) * STEP
