@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from harness.backends import triton_splitkv
-from harness.backends.protocol import UnknownBackend, Unsupported
+from harness.backends.protocol import NotInstalled, UnknownBackend, Unsupported
 from harness.backends.registry import make
 from harness.backends.triton_splitkv import SplitKV, operand_of, splits_of, tokens_per_split, variant
 from harness.backends.triton_splitkv_mistakes import MISTAKES
@@ -177,8 +177,22 @@ def test_rows_past_four_gibibytes_are_reached() -> None:
 def test_a_device_of_another_kind_is_refused() -> None:
     case = Case(heads=2, lengths=(5,))
     assert "not on meta" in str(BACKEND.why_not(case, torch.device("meta")))
-    too_long = Case(heads=1, lengths=((1 << 31) - 1,))
+    too_long = Case(heads=1, lengths=((1 << 31) - 1,), page_size=64)
     assert "int32" in str(BACKEND.why_not(too_long, torch.device("cpu")))
+
+
+def test_another_triton_is_refused_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.__version__", "3.6.0")
+    case = Case(heads=2, lengths=(5,))
+    assert "this is Triton 3.6.0" in str(BACKEND.why_not(case, torch.device("cpu")))
+    assert BACKEND.why_not(case, torch.device("cuda")) is None
+
+
+def test_a_missing_triton_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "harness.backends.triton_splitkv_kernel")
+    with pytest.raises(NotInstalled, match="needs Triton"):
+        make("triton-splitkv")
 
 
 def test_run_refuses_what_lies_outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +255,8 @@ def test_the_kernel_without_a_mistake_answers_the_telling_cases(case: Case) -> N
 def test_a_mistake_that_is_unknown_is_refused() -> None:
     with pytest.raises(UnknownBackend, match="drop-v-scale"):
         make("triton-splitkv!no-such-mistake")
+    with pytest.raises(UnknownBackend, match="torch-sdpa!drop-v-scale"):
+        make("torch-sdpa!drop-v-scale")
 
 
 def test_a_variant_must_replace_one_place() -> None:

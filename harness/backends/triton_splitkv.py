@@ -26,9 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.backends.protocol import Capabilities, Output, UnknownBackend, Unsupported
+from harness.backends.protocol import Capabilities, NotInstalled, Output, UnknownBackend, Unsupported
 from harness.backends.triton_splitkv_mistakes import MISTAKES
 from harness.case import Case
+from harness.emulation.interpreter import interpreted, mended
+from harness.emulation.interpreter import why_not as interpreter_why_not
 from harness.inputs import Inputs
 
 NAME = "triton-splitkv"
@@ -103,7 +105,7 @@ class SplitKV:
             return f"it runs on a CPU and on CUDA or ROCm devices, not on {device}"
         if max(case.lengths) > _LONGEST:
             return f"token positions are int32: a request has at most {_LONGEST} tokens, and one has {max(case.lengths)}"
-        return None
+        return interpreter_why_not() if device.type == "cpu" else None
 
     def run(self, inputs: Inputs) -> Output:
         """Compute the decode.
@@ -163,8 +165,6 @@ class SplitKV:
     def _kernel(self, name: str, device: torch.device) -> Any:
         kernel = getattr(self._kernels, name)
         if device.type == "cpu":
-            from harness.emulation.interpreter import interpreted
-
             return interpreted(kernel)
         return kernel
 
@@ -183,17 +183,22 @@ def make(name: str, label: str | None = None) -> SplitKV:
     Raises:
         ValueError: if a version is asked for: there is one.
         UnknownBackend: if no mistake has the name.
+        NotInstalled: if there is no Triton.
     """
     if label is not None:
         raise ValueError(f"{name} has no versions to choose from, and @{label} asks for one: leave it out")
+    try:
+        import harness.backends.triton_splitkv_kernel as kernels
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise NotInstalled(f"{name} needs Triton, which is not installed here: pip install triton") from error
     stem, bang, mistake = name.partition("!")
-    if bang:
-        if mistake not in MISTAKES:
-            raise UnknownBackend(f"{stem} has no mistake {mistake!r} to make: there are {', '.join(MISTAKES)}")
-        return variant(mistake, MISTAKES[mistake].old, MISTAKES[mistake].new)
-    import harness.backends.triton_splitkv_kernel as kernels
-
-    return SplitKV(name, kernels)
+    if not bang:
+        return SplitKV(name, kernels)
+    if mistake not in MISTAKES:
+        raise UnknownBackend(f"{stem} has no mistake {mistake!r} to make: there are {', '.join(MISTAKES)}")
+    return variant(mistake, MISTAKES[mistake].old, MISTAKES[mistake].new)
 
 
 def variant(mistake: str, old: str, new: str) -> SplitKV:
@@ -225,8 +230,6 @@ def variant(mistake: str, old: str, new: str) -> SplitKV:
 def _meaning(device: torch.device) -> AbstractContextManager[None]:
     if device.type != "cpu":
         return torch.cuda.device(device)
-    from harness.emulation.interpreter import mended
-
     return mended()
 
 
