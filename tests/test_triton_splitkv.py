@@ -22,6 +22,7 @@ from harness.case import Case
 from harness.emulation.interpreter import interpreted, mended
 from harness.emulation.interpreter_memory import IntegerFault, MemoryFault
 from harness.inputs import Inputs, make_inputs
+from references.arithmetic import Splits
 from references.formats import FORMATS, decode
 from references.oracle import oracle
 
@@ -59,6 +60,8 @@ def answer(case: Case, backend: SplitKV | None = None) -> tuple[Inputs, str | No
 def corners() -> Iterator[Case]:
     for query_format in ALL:
         for cache_format in ALL:
+            if operand_of(query_format, cache_format) is None:
+                continue
             yield Case(
                 heads=3, lengths=(150,), query_tokens=2, query_format=query_format, cache_format=cache_format, query_scale=0.6,
                 cache_scale=1.7, page_size=16, placement="permuted", latent=64, rope=16, amplitude=2.0,
@@ -121,7 +124,10 @@ def test_integer_decoding_changes_no_bit_of_an_answer(name: str, content: str) -
 def test_the_operand_format_holds_every_value_of_both_formats() -> None:
     for query_format in ALL:
         for cache_format in ALL:
-            operand = FORMATS[operand_of(query_format, cache_format)]
+            named = operand_of(query_format, cache_format)
+            operand = FORMATS[named] if named else None
+            if operand is None:
+                continue
             for name in (query_format, cache_format):
                 known = FORMATS[name]
                 assert operand.significand >= known.significand
@@ -129,14 +135,23 @@ def test_the_operand_format_holds_every_value_of_both_formats() -> None:
                 assert operand.smallest_subnormal <= known.smallest_subnormal
 
 
-def test_the_host_counts_splits_as_the_kernel_does() -> None:
-    lengths = [*range(1, 1200), 2048, 4096, 65536, 1 << 20]
-    for length in lengths:
-        share, splits = tokens_per_split(length), splits_of(length)
-        assert 1 <= splits <= triton_splitkv.MOST_SPLITS and share % triton_splitkv.SPLIT_STEP == 0
-        assert (splits - 1) * share < length <= splits * share
+def test_splits_are_those_that_the_regimes_declare() -> None:
+    declared = Splits(kind="even", count=triton_splitkv.MOST_SPLITS, tile=triton_splitkv.SPLIT_STEP)
+    for length in [0, *range(1, 1200), 2048, 4096, 65536, 1 << 20]:
+        edges = declared.edges(length, heads=1, query_tokens=1, batch=1)
+        share = tokens_per_split(length)
+        assert edges == [*range(0, length, share or 1), length]
+        assert splits_of(length) == len(edges) - 1 <= triton_splitkv.MOST_SPLITS
     inputs = make_inputs(Case(heads=1, lengths=(300,), latent=16, rope=0))
     assert BACKEND.run(inputs).what_ran["splits"] == splits_of(300) == 3
+
+
+def test_a_pair_of_formats_that_no_operand_holds_is_refused() -> None:
+    for query_format, cache_format in (("bf16", "fp16"), ("fp32", "bf16"), ("e4m3fn", "fp16"), ("bf16", "fp32")):
+        inputs = make_inputs(Case(heads=1, lengths=(3,), query_format=query_format, cache_format=cache_format))
+        with pytest.raises(Unsupported, match=f"not {query_format} with {cache_format}"):
+            BACKEND.run(inputs)
+        assert torch.isnan(inputs.out).all()
 
 
 def test_an_answer_does_not_depend_on_the_batch() -> None:
