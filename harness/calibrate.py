@@ -50,10 +50,11 @@ LINES: dict[str, Callable[[Measurements], float]] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """What was found of one backend in one regime."""
 
+    #: Names of both.
     backend: str
     regime: str
     #: Results that were judged, in order.

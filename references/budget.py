@@ -79,18 +79,10 @@ class Budget:
     effective_tokens: Tensor
     #: Share of the row's variance that comes token by token (probabilities and scores), fp64 [B, S, H], 0 to 1.
     probability_share: Tensor
-    #: Elements that round independently, fp64 [B, S, H], 1 to L.
+    #: Elements that round independently, fp64 [B, S, H], up to L.
     effective_elements: Tensor
-
-    @property
-    def spread(self) -> Tensor:
-        """Estimate the standard deviation of the squared row ratio |e|^2 / sum V of a correct kernel, fp64 [B, S, H].
-
-        Source: the token errors and the element errors of a row are two independent sums of squares, and each has the
-        relative variance EXCESS over its effective number.
-        """
-        tokens = self.probability_share.square() / self.effective_tokens
-        return (EXCESS * (tokens + (1 - self.probability_share).square() / self.effective_elements)).sqrt()
+    #: Standard deviation of the squared row ratio |e|^2 / sum of variance of a correct kernel, fp64 [B, S, H].
+    spread: Tensor
 
 
 def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
@@ -109,6 +101,7 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
         effective_tokens=empty.new_ones(shape),
         probability_share=empty.new_zeros(shape),
         effective_elements=empty.new_full(shape, problem.latent),
+        spread=empty.new_zeros(shape),
     )
     with full_precision():
         for request, length in enumerate(problem.lengths):
@@ -184,7 +177,7 @@ class _Terms:
         about_zero, about_out = variance, operand[0].to(torch.float32) if operand else None
         if self.arithmetic.normaliser == "rounded":
             about_zero, about_out = torch.zeros_like(variance), variance if about_out is None else variance + about_out
-        self.sharing.add(values, squares.sum(1), about_zero, about_out)
+        self.sharing.add(values, squares.sum(1), about_zero, about_out, errors.turns)
         if find(self.arithmetic.probability).significand >= 24:
             return  # fp32 errors of scores outweigh those of its roundings
         probed = probe(values)
@@ -207,26 +200,31 @@ class _Terms:
         scale = abs(self.context.problem.cache_scale) * self.truth.height
         written = find(self.arithmetic.output)
         out = self.out * scale
-        single = (
-            flushed * scale**2 + self._elements(scale) + ulp(out * (1 + written.unit_roundoff), written) ** 2 * UNIFORM
-        )
-        tokens, common, hard = tokens * scale**2, common * scale**2, self._hard(scale)
+        last = self._last_rounding(scale)
+        sums, parts = self._elements()
+        single = flushed + sums + parts + last
+        hard = self._hard(scale)
         variance = tokens + common + single
-        shares = [part.sum(1) / variance.sum(1) for part in (tokens, common)]
-        share = shares[0] + shares[1]
+        row = variance.sum(1)
         number = self.sharing.effective_tokens(coherent[:, 0], effective_number(tokens))
-        inverse = shares[0].square() / number + shares[1].square() * (NORMAL_EXCESS / EXCESS)
-        number = torch.where(share > 0, share.square() / inverse, 1.0)
+        token_share, common_share = tokens.sum(1) / row, common.sum(1) / row
+        share = token_share + common_share
+        inverse = token_share.square() / number + common_share.square() * (NORMAL_EXCESS / EXCESS)
         elements = effective_elements(out, single, written)
+        # An element's error is a sum of a few uniform ones: the more it has, the closer to a normal one.
+        few = (last.sum(1).square() + sums.sum(1).square() + (self.partials.squares if self.merges else 0.0)) / single.sum(1).square()
+        excess = NORMAL_EXCESS - (NORMAL_EXCESS - EXCESS) * few.clamp(max=1)
+        spread = EXCESS * inverse + (1 - share) * (excess * (1 - share) + 4 * share) / elements
         over = out.abs() + hard >= written.maximum
         self._store(
-            (found.variance, variance.masked_fill(over, torch.inf)),
+            (found.variance, (variance * scale**2).masked_fill(over, torch.inf)),
             (found.hard, hard.masked_fill(over, torch.inf)),
-            (found.lse_hard, self._lse()),
+            (found.lse_hard, self._lse().nan_to_num_(nan=torch.inf, posinf=torch.inf)),
             (found.lse_variance, self._lse_variance(coherent)),
-            (found.effective_tokens, number),
+            (found.effective_tokens, torch.where(share > 0, share.square() / inverse, 1.0)),
             (found.probability_share, share),
             (found.effective_elements, elements),
+            (found.spread, spread.sqrt()),
         )
 
     def _probabilities(self) -> Tensor:
@@ -239,13 +237,18 @@ class _Terms:
         scores = self.moments.mass(_SINGLE) * self.moments.about(_SINGLE, self.out)
         return scores + UNIFORM * (2 * U32) ** 2 * (STEPS + self.sum_depth) * self.out.square()
 
-    def _elements(self, scale: float) -> Tensor:
-        """Estimate what each element has for itself besides its last rounding: sums in fp32, and partial outputs."""
-        squares = self.moments.about_zero(_PROBABILITY) / (
-            UNIFORM * find(self.arithmetic.probability).unit_roundoff ** 2
-        )
-        variance = UNIFORM * (2 * U32) ** 2 * self.depth * (self.out.square() + squares) * scale**2
-        return variance + self.partials.variance.double() * scale**2 if self.merges else variance
+    def _elements(self) -> tuple[Tensor, Tensor]:
+        """Estimate what each element has for itself before its last rounding: sums in fp32, and partial outputs."""
+        squares = self.moments.about_zero(_PROBABILITY) / (UNIFORM * (2 * find(self.arithmetic.probability).unit_roundoff) ** 2)
+        sums = UNIFORM * (2 * U32) ** 2 * self.depth * (self.out.square() + squares)
+        return sums, self.partials.variance.double() if self.merges else torch.zeros_like(sums)
+
+    def _last_rounding(self, scale: float) -> Tensor:
+        written = find(self.arithmetic.output)
+        spacing = ulp(self.out * scale * (1 + written.unit_roundoff), written) / scale
+        if self.merges and self.arithmetic.partial == self.arithmetic.output:
+            return self.partials.second_rounding(self.out, spacing)
+        return spacing.square() * UNIFORM
 
     def _hard(self, scale: float) -> Tensor:
         arithmetic, out = self.arithmetic, self.out.abs()
@@ -263,7 +266,7 @@ class _Terms:
             hard += 2 * (arithmetic.exponential + U32 * (len(self.edges) + 4 + 2 * self._height())) * magnitude
         written = find(arithmetic.output)
         hard = hard * scale
-        return hard + ulp(out * scale + hard, written) / 2
+        return (hard + ulp(out * scale + hard, written) / 2).nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
     def _height(self) -> Tensor:
         """Measure how large the logarithms are that are added, [rows, 1]."""

@@ -80,12 +80,16 @@ class TokenSharing:
         self._total, self._squares, self._along, self._along_squares, self._across_squares = (
             out.new_zeros(len(out)) for _ in range(5)
         )
+        self._phases = torch.zeros(len(out), dtype=torch.complex128, device=out.device)
 
-    def add(self, values: Tensor, lengths: Tensor, about_zero: Tensor, about_out: Tensor | None) -> None:
+    def add(
+        self, values: Tensor, lengths: Tensor, about_zero: Tensor, about_out: Tensor | None, turns: Tensor
+    ) -> None:
         """Add tokens.
 
         Args:
             values: v, fp32 [n, L].
+            turns: their probabilities in spacings, fp32 [rows, n].
             lengths: their squared norms, fp32 [n].
             about_zero: mean squares of errors that act along v, fp32 [rows, n].
             about_out: mean squares of errors that act along v - o, fp32 [rows, n]; None if there are none.
@@ -97,6 +101,7 @@ class TokenSharing:
             tokens = tokens + about_out * apart
             part = part + about_out * (along - self._norm).square()
         part = torch.minimum(part, tokens)
+        self._phases += torch.polar(tokens, turns.frac() * (2 * math.pi)).sum(1)
         for total, terms in (
             (self._total, tokens),
             (self._squares, tokens.square()),
@@ -115,7 +120,8 @@ class TokenSharing:
         """
         across = (self._total - self._along).square() - self._across_squares
         pairs = (self._along.square() - self._along_squares).clamp(min=0) + across.clamp(min=0) / directions
-        inverse = (self._squares + NORMAL_EXCESS / EXCESS * pairs) / self._total.square()
+        alike = torch.maximum(self._squares, self._phases.abs().square())
+        inverse = (alike + NORMAL_EXCESS / EXCESS * pairs) / self._total.square()
         inverse = torch.where(self._total > 0, inverse, 1.0) * factor
         return 1 / inverse.clamp(max=NORMAL_EXCESS / EXCESS)
 

@@ -8,6 +8,7 @@ Source: the derivation in ``budget``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -198,6 +199,11 @@ class Partials:
         self._part = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
         #: Variance, bound and sum of magnitudes of what is merged, fp32 [rows, L], in units of V over its height.
         self.variance, self.bound, self.magnitude = (torch.zeros_like(self._part) for _ in range(3))
+        #: Sum over splits of the square of a row's variance, fp32 [rows].
+        self.squares = self._mass.new_zeros(len(like))
+        #: Output of each row's heaviest split, its variance after the merge, fp32 [rows, L], and its weight, fp32 [rows, 1].
+        self.leader, self.leader_variance = torch.zeros_like(self._part), torch.zeros_like(self._part)
+        self.leader_mass = torch.zeros_like(self._mass)
 
     def add(self, piece: Piece, weights: Tensor, values: Tensor) -> None:
         """Add tokens: weights [rows, n] and v [n, L], fp32; splits that end here are closed."""
@@ -209,10 +215,38 @@ class Partials:
                 self._close()
 
     def _close(self) -> None:
-        written = self._part.mul(self._scale).div_(self._mass.clamp(min=2.0**-126))
-        error = ulp(written, self._known).mul_(self._mass / abs(self._scale))
-        self.variance.addcmul_(error, error, value=UNIFORM)
+        out = self._part / self._mass.clamp(min=2.0**-126)
+        error = ulp(out * self._scale, self._known).mul_(self._mass / abs(self._scale))
+        variance = error.square() * UNIFORM
+        self.variance += variance
+        self.squares += variance.sum(1).square()
         self.bound.add_(error, alpha=0.5)
         self.magnitude += self._part.abs()
+        leads = self._mass > self.leader_mass
+        self.leader = torch.where(leads, out, self.leader)
+        self.leader_variance = torch.where(leads, variance, self.leader_variance)
+        self.leader_mass = torch.where(leads, self._mass, self.leader_mass)
         self._part.zero_()
         self._mass.zero_()
+
+    def second_rounding(self, out: Tensor, spacing: Tensor) -> Tensor:
+        """Work out the variance of rounding the merged output to the same format, fp64 [rows, L].
+
+        Where one split has nearly all the weight the merge starts from a value of the format, and rounding goes back to it
+        however far the others have moved it: a known error of up to half a spacing, not one of mean square 1 / 12.
+
+        Args:
+            out: merged output over its height, fp64 [rows, L].
+            spacing: the format's spacing there, in the same units.
+
+        Source: the Fourier series of the squared distance to the next integer, damped by the variance of what the other splits add.
+        """
+        moved = ((out - self.leader) / spacing).mul_(2 * math.pi)
+        # The leader's own rounding counts as far as its weight is not one.
+        rest = self.variance - self.leader_variance * (1 - (1 - self.leader_mass).square())
+        damping = (rest.double() / spacing.square()).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
+        waves = -damping * moved.cos() + damping.pow(4) * (2 * moved).cos() / 4 - damping.pow(9) * (3 * moved).cos() / 9
+        uniform = UNIFORM * spacing.square()
+        known = uniform + waves.mul_(spacing.square() / math.pi**2)
+        # A kernel that scales V after the merge rounds off the format's grid: less than uniform is not granted to a row.
+        return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), known.clamp(min=0), uniform)
