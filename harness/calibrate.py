@@ -78,10 +78,24 @@ class Calibration:
             lines.append(f"{name:24}" + _quantiles([take(one) for one in found]))
         if self.strays:
             lines.append(f"{'reference / oracle':24}" + _quantiles(self.strays))
+        lines.extend(self._furthest())
         for title, count in (("seen", self._seen()), ("passed", self._passed())):
             lines.append(f"{title}: " + (", ".join(f"{name} {share}" for name, share in count.items()) or "none"))
         failed = [result for result in self.results if result.verdict.kind in ("FAIL", "ERROR")]
         return "\n".join(lines + [f"  {result.verdict.kind} {result.verdict.message}" for result in failed])
+
+    def _furthest(self) -> list[str]:
+        """Name the case that went furthest in each check, so that it can be looked at."""
+        rows = [result for result in self.results if result.verdict.measurements.rows]
+        checks = sorted({check for result in rows for check in result.verdict.measurements.ratios})
+        lines = []
+        for check in checks:
+            worst = max(rows, key=lambda result, check=check: result.verdict.measurements.ratios.get(check, 0.0))  # type: ignore[misc]
+            lines.append(f"furthest in {check} ({worst.verdict.measurements.ratios[check]:.3g} of the limit): {worst.case}")
+        if self.strays:
+            furthest = self.strays.index(max(self.strays))
+            lines.append(f"furthest from the oracle: {self.results[furthest].case}")
+        return lines
 
     def _seen(self) -> dict[str, str]:
         asked: Counter[str] = Counter()

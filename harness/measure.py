@@ -167,16 +167,15 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
 def stray(yardstick: Yardstick, certain: Answer) -> Tensor:
     """Measure how far a truth lies from a more certain one, in units of what fp32 explains, fp64 [B, R].
 
-    Source: fp32 sums err in proportion to what they add up, and a score's error moves its row in proportion to the score.
+    Source: fp32 sums err in proportion to the magnitudes they add up, and a score's error moves its row in proportion.
     """
     strayed = torch.zeros_like(yardstick.lse)
     for request, weights in yardstick.weights.items():
-        scores = weights.scores.masked_fill(weights.scores == -torch.inf, 0.0).abs().amax(-1)
+        unit = FINE * (1 + weights.magnitudes())
         sizes = weights.probabilities @ weights.norms().sqrt()
         certainly = certain.out[request].reshape_as(yardstick.out[request])
         distance = (yardstick.out[request] - certainly).norm(dim=-1)
         lse = (yardstick.lse[request] - certain.lse[request].flatten()).abs()
-        unit = FINE * (1 + scores)
         worst = torch.maximum(distance / (unit * sizes).clamp_min(_TINY), lse / unit)
         strayed[request] = torch.where(yardstick.live[request], worst, 0.0)
     return strayed
