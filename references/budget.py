@@ -52,8 +52,8 @@ from references.terms import (
     Moments,
     Partials,
     ProbabilityErrors,
-    operand_errors,
     probability_errors,
+    rounded_context,
     score_errors,
 )
 
@@ -104,9 +104,10 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
         for request, length in enumerate(problem.lengths):
             if length:
                 context = Context(problem, request)
-                terms = _Terms(context, arithmetic, softmax(context))
-                for piece in context.pieces():
-                    terms.add(piece)
+                rounded = rounded_context(arithmetic, problem, request)
+                terms = _Terms(context, arithmetic, softmax(context), rounded)
+                for piece, other in zip(context.pieces(), (rounded or context).pieces(), strict=True):
+                    terms.add(piece, other)
                 terms.finish(found)
     return found
 
@@ -114,7 +115,7 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
 class _Terms:
     """The sums of one request's second pass, V over its height; rows are its S*H query rows."""
 
-    def __init__(self, context: Context, arithmetic: Arithmetic, truth: Softmax) -> None:
+    def __init__(self, context: Context, arithmetic: Arithmetic, truth: Softmax, rounded: Context | None) -> None:
         problem = context.problem
         self.context, self.arithmetic, self.truth = context, arithmetic, truth
         self.out = truth.out / truth.height
@@ -128,31 +129,31 @@ class _Terms:
         self.depth = longest + len(self.edges)
         self.sum_depth = min(self.depth, tile + self.updates + len(self.edges))
         self.in_use = InUse(arithmetic, truth, self.edges)
-        self.rounds_operands = bool(arithmetic.operand or arithmetic.query)
-        self.moments = Moments(4 if self.rounds_operands else 3, self.out)
+        self.rounded = rounded
+        self.moments = Moments(4 if rounded else 3, self.out)
         self.partials = Partials(find(arithmetic.partial), self.edges, problem.cache_scale * truth.height, self.out)
         self.sharing = TokenSharing(self.out)
         #: Coherence with tiles taken in order, and with the row's maximum in use throughout.
         self.coherences = [Coherence(context.rows, self.out) for _ in range(2)]
         zeros = torch.zeros_like(self.out)
-        self.absolute, self.bound, self.shift, self.operand = zeros, zeros.clone(), zeros.clone(), zeros.clone()
-        self.bound_mass, self.shift_mass = zeros.new_zeros((len(zeros), 1)), zeros.new_zeros((len(zeros), 1))
+        self.absolute, self.bound, self.flushed, self.operand = zeros, zeros.clone(), zeros.clone(), zeros.clone()
+        self.bound_mass, self.flushed_mass = zeros.new_zeros((len(zeros), 1)), zeros.new_zeros((len(zeros), 1))
 
-    def add(self, piece: Piece) -> None:
-        """Add a piece."""
+    def add(self, piece: Piece, rounded: Piece) -> None:
+        """Add a piece, and the same one with operands rounded."""
         values = (piece.keys[:, : self.context.problem.latent] / self.truth.height).to(torch.float32)
         squares = values.square()
         errors = probability_errors(self.arithmetic, piece, self.truth, self.in_use.find(piece))
         scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates)
         weights = errors.weights
         weightings = [errors.variance, weights * scores.single, weights * scores.bound]
-        operands = operand_errors(self.arithmetic, self.context, piece, self.truth.height)
-        if operands:
-            weightings.append((weights * operands.scores).square_())
-            moved = weights * operands.scores
-            self.shift += weights @ operands.values.double() + moved @ values.double()
-            self.shift_mass += moved.sum(1, keepdim=True)
-            self.operand += weights.square() @ operands.values.square().double()
+        if self.rounded:
+            moved = (
+                (rounded.scores - piece.scores).nan_to_num_(nan=0.0).clamp_(-1, 1)
+            )  # beyond 1 the shift is what counts
+            weightings.append((weights * moved).square_())
+            lost = (rounded.keys - piece.keys)[:, : self.context.problem.latent] / self.truth.height
+            self.operand += weights.square() @ lost.square_()
         self.moments.add(weightings, values, squares)
         single = weights.to(torch.float32)
         bounds = torch.cat([errors.bound.to(torch.float32), single]) @ values.abs()
@@ -162,9 +163,8 @@ class _Terms:
         if self.merges:
             self.partials.add(piece, single, values)
         if errors.flushed is not None:
-            self.shift -= errors.flushed @ values.double()
-            if self.arithmetic.normaliser == "rounded":
-                self.shift_mass -= errors.flushed.sum(1, keepdim=True)
+            self.flushed += errors.flushed @ values.double()
+            self.flushed_mass += errors.flushed.sum(1, keepdim=True)
         self._share(piece, errors, values, squares, weightings[_OPERAND:])
 
     def _share(
@@ -185,14 +185,13 @@ class _Terms:
 
     def finish(self, found: Budget) -> None:
         """Put the terms together and store them."""
-        coherent = torch.maximum(*(coherence.factor() for coherence in self.coherences))[:, None]
+        centre = self.out if self.arithmetic.normaliser == "rounded" else None
+        coherent = torch.maximum(*(coherence.factor(centre) for coherence in self.coherences))[:, None]
         tokens = coherent * self._probabilities()
-        if self.rounds_operands:
-            known = (self.shift - self.shift_mass * self.out).square()
-            tokens = tokens + torch.maximum(known, self.operand + self.moments.about(_OPERAND, self.out))
-            flushed = torch.zeros_like(known)
-        else:
-            flushed = (self.shift - self.shift_mass * self.out).square()
+        if self.rounded:
+            shift = softmax(self.rounded).out / self.truth.height - self.out
+            tokens = tokens + torch.maximum(shift.square(), self.operand + self.moments.about(_OPERAND, self.out))
+        flushed = self._flushed().square()
         common = self._common()
         scale = abs(self.context.problem.cache_scale) * self.truth.height
         written = find(self.arithmetic.output)
@@ -208,8 +207,13 @@ class _Terms:
         share = token_share + common_share
         inverse = token_share.square() / number + common_share.square() * (NORMAL_EXCESS / EXCESS)
         elements = effective_elements(out, single, written)
+        if self.merges:
+            led = self.partials.leader.double() * scale
+            elements = torch.minimum(elements, effective_elements(led, single, find(self.arithmetic.partial)))
         # An element's error is a sum of a few uniform ones: the more it has, the closer to a normal one.
-        few = (last.sum(1).square() + sums.sum(1).square() + (self.partials.squares if self.merges else 0.0)) / single.sum(1).square()
+        few = (
+            last.sum(1).square() + sums.sum(1).square() + (self.partials.squares if self.merges else 0.0)
+        ) / single.sum(1).square()
         excess = NORMAL_EXCESS - (NORMAL_EXCESS - EXCESS) * few.clamp(max=1)
         spread = EXCESS * inverse + (1 - share) * (excess * (1 - share) + 4 * share) / elements
         over = out.abs() + hard >= written.maximum
@@ -228,6 +232,12 @@ class _Terms:
             return self.moments.about(_PROBABILITY, self.out)
         return self.moments.about_zero(_PROBABILITY)
 
+    def _flushed(self) -> Tensor:
+        """Work out how far the output moves when what becomes zero is left out."""
+        if self.arithmetic.normaliser == "exact":
+            return self.flushed
+        return (self.flushed - self.flushed_mass * self.out) / (1 - self.flushed_mass).clamp(min=U32)
+
     def _common(self) -> Tensor:
         """Estimate what all tokens or all elements have in common: fp32 errors of scores, of scales and of the sum."""
         scores = self.moments.mass(_SINGLE) * self.moments.about(_SINGLE, self.out)
@@ -235,7 +245,9 @@ class _Terms:
 
     def _elements(self) -> tuple[Tensor, Tensor]:
         """Estimate what each element has for itself before its last rounding: sums in fp32, and partial outputs."""
-        squares = self.moments.about_zero(_PROBABILITY) / (UNIFORM * (2 * find(self.arithmetic.probability).unit_roundoff) ** 2)
+        squares = self.moments.about_zero(_PROBABILITY) / (
+            UNIFORM * (2 * find(self.arithmetic.probability).unit_roundoff) ** 2
+        )
         sums = UNIFORM * (2 * U32) ** 2 * self.depth * (self.out.square() + squares)
         return sums, self.partials.variance.double() if self.merges else torch.zeros_like(sums)
 
@@ -260,9 +272,9 @@ class _Terms:
             # Rounding moves what was already moved, and may do so in the next binade.
             hard = hard + self.partials.bound + 2 * part.unit_roundoff * hard
             hard += 2 * (arithmetic.exponential + U32 * (len(self.edges) + 4 + 2 * self._height())) * magnitude
-        written = find(arithmetic.output)
-        hard = hard * scale
-        return (hard + ulp(out * scale + hard, written) / 2).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        # Weights that are positive and sum to one give nothing beyond the largest value; rounding each once adds little.
+        hard = hard.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(max=2.5) * scale
+        return hard + ulp(out * scale + hard, find(arithmetic.output)) / 2
 
     def _height(self) -> Tensor:
         """Measure how large the logarithms are that are added, [rows, 1]."""
