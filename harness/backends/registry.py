@@ -42,6 +42,11 @@ ENTRIES: Mapping[str, Entry] = {
         about="the embedded paged split-KV Triton kernel; on a CPU through Triton's interpreter, mended",
         default=True,
     ),
+    "python": Entry(
+        module="harness.backends.external",
+        about="a backend of your own: python:PACKAGE.MODULE, a module with make(name, label)",
+        family=True,
+    ),
 }
 
 
