@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from harness.emulation.access import mask_of, other_of
 from harness.emulation.findings import fail
 from harness.emulation.formats import E4M3FN, E5M2, FP32, INT32, UINT8, UINT32, Array, decode
-from harness.emulation.memory import Pointer, locate, read, write
-from harness.emulation.operations import mask_of, matmul, other_of
+from harness.emulation.lanes import Place, locate, read, write
+from harness.emulation.memory import Pointer
 from harness.emulation.program import now
+from harness.emulation.reductions import matmul
 from harness.emulation.shared import SharedMemory
 from harness.emulation.tensor import Tensor, tensor
 
@@ -70,7 +72,7 @@ def global_load_to_shared(dest: Any, ptr: Any, mask: Any = None, other: Any = No
     _issue(dest, ptr, place, other, "global_load_to_shared")
 
 
-def _issue(dest: Any, source: Pointer, place: Any, other: Any, name: str) -> None:
+def _issue(dest: Any, source: Pointer, place: Place, other: Any, name: str) -> None:
     if not isinstance(dest, SharedMemory) or dest.shape != place.shape or dest.kind is not source.memory.kind:
         fail("type-error", f"{name} of {source.memory.kind}{list(place.shape)} into {dest!r}: shape and type must be the same")
     now.copies.issue(dest.array, place, other_of(other, dest.kind))
@@ -122,7 +124,9 @@ def _scaled(operand: Tensor, scale: Any, name: str, axis: int) -> Array:
         values = pairs.reshape(shape)
     elif name in ("e4m3", "e5m2"):
         kind = E4M3FN if name == "e4m3" else E5M2
-        values = operand.value if operand.kind is kind else decode((operand.value.astype(np.int64) & 0xFF).astype(np.uint8), kind)
+        values = (
+            operand.value if operand.kind is kind else decode((operand.value.astype(np.int64) & 0xFF).astype(np.uint8), kind)
+        )
     else:
         fail("type-error", f"mfma_scaled knows e2m1, e4m3 and e5m2, not {name!r}")
     if scale is None:

@@ -90,7 +90,7 @@ def site(frame: FrameType | None = None) -> tuple[str, int]:
     while frame is not None:
         if MARK in frame.f_globals:
             return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "", 0
 
 

@@ -12,7 +12,7 @@ Source: ``triton.experimental.gluon.language.amd.cdna4.async_copy`` (Triton 3.9)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
 
@@ -20,14 +20,14 @@ import numpy as np
 
 from harness.emulation.findings import fail, site
 from harness.emulation.formats import BOOL, Array, Kind, decode_into
-from harness.emulation.memory import Place, read, read_codes
+from harness.emulation.lanes import Place, read, read_codes
 from harness.emulation.tensor import Shape, Tensor, Type
 
 #: Poison of integers: as a page number or an offset it lies outside everything.
 INTEGER_POISON = -0x5A5A5A5B
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """An asynchronous copy that has been issued and has not landed."""
 
@@ -41,18 +41,18 @@ class Copy:
     line: int
 
 
-@dataclass(slots=True)
 class Copies:
     """The asynchronous copies of one program."""
 
-    #: Whether data lands as late as allowed.
-    late: bool
-    #: Committed groups, oldest first.
-    groups: list[list[Copy]] = field(default_factory=list)
-    #: Issued and not committed.
-    open: list[Copy] = field(default_factory=list)
-    #: Pairs (line of a load, line of a copy in flight into what it loads), over all programs.
-    overlaps: set[tuple[str, int, int]] = field(default_factory=set)
+    def __init__(self, late: bool) -> None:
+        #: Whether data lands as late as allowed.
+        self.late = late
+        #: Committed groups, oldest first.
+        self.groups: list[list[Copy]] = []
+        #: Issued and not committed.
+        self.open: list[Copy] = []
+        #: (file, line of a load, line of a copy in flight into what it loads), over all programs.
+        self.overlaps: set[tuple[str, int, int]] = set()
 
     def issue(self, region: Array, place: Place, other: Any) -> None:
         """Issue a copy."""
