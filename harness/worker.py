@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import resource
 import signal
@@ -66,7 +67,7 @@ class TimeLimits:
     factor: float = 20.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class _Seen:
     """What cases of one backend have taken."""
 
@@ -85,6 +86,8 @@ class _Job:
 def _serve(jobs: Connection, stderr: str, memory: int | None) -> None:
     """Run jobs until the parent closes the pipe: the child's whole life."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The server ends when nobody holds this pipe any more, and we with it; multiprocessing hands us an end of it.
+    os.close(multiprocessing.forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.setpgid(0, 0)
     with open(stderr, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 2)
@@ -124,7 +127,7 @@ def _poisoned(device: str) -> bool:
     return False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class _Child:
     process: Any
     pipe: Connection
@@ -134,7 +137,7 @@ class _Child:
         return "\n".join(self.stderr.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class Worker:
     """Runs cases in a child process, one at a time.
 
