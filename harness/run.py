@@ -94,9 +94,10 @@ def run_case(
     except Unsupported as refusal:
         return result(Verdict(kind="FAIL", fault="refused", message=f"refused a case inside its contract: {refusal}"))
     except Exception as error:
-        fault = getattr(error, "verdict_fault", "crash")
+        kind = getattr(error, "verdict_kind", "FAIL")
+        fault = getattr(error, "verdict_fault", "crash") if kind == "FAIL" else None
         lines = traceback.format_exception(error, limit=-4)
-        return result(Verdict(kind="FAIL", fault=fault, message=f"{type(error).__name__}: {error}\n{''.join(lines)}"))
+        return result(Verdict(kind=kind, fault=fault, message=f"{type(error).__name__}: {error}\n{''.join(lines)}"))
     finally:
         run_seconds = time.perf_counter() - began
         on_stage("judge")

@@ -38,7 +38,9 @@ def mask_of(mask: Any) -> Tensor | None:
 
 def other_of(other: Any, kind: Kind) -> Any:
     """Find the register value of masked lanes: what was given, else zero."""
-    return 0 if other is None else tensor(other).cast(kind).value
+    if other is None or (not isinstance(other, Tensor) and other == 0):
+        return 0
+    return tensor(other).cast(kind).value
 
 
 def load(pointer: Any, mask: Any = None, other: Any = None, **hints: Any) -> Tensor:

@@ -33,6 +33,10 @@ KINDS: Mapping[str, str] = {
     "launch-error": "the launch does not fit the kernel's signature",
 }
 
+#: Kinds that say that the emulator lacks a meaning, not that the kernel is wrong.
+_OURS = frozenset({"unknown-operation", "unmodelled", "launch-error"})
+#: Kinds found by comparing runs.
+_DIFFERENCES = frozenset({"race", "cross-program", "nondeterministic"})
 #: Marks the globals of functions made from a kernel's source; its value is the kernel's name.
 MARK = "__mla_gate_kernel__"
 
@@ -72,6 +76,16 @@ class EmulationFault(Exception):
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
         self.finding = finding
+
+    @property
+    def verdict_kind(self) -> str:
+        """The verdict that it is: ERROR where the emulator lacks a meaning, else FAIL."""
+        return "ERROR" if self.finding.kind in _OURS else "FAIL"
+
+    @property
+    def verdict_fault(self) -> str:
+        """The fault of the verdict, where it is FAIL."""
+        return "nondeterministic" if self.finding.kind in _DIFFERENCES else "crash"
 
     def __reduce__(self) -> tuple[type[EmulationFault], tuple[Finding]]:
         return type(self), (self.finding,)
