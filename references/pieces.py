@@ -90,6 +90,11 @@ class Softmax:
     #: Largest magnitude in V, at least the smallest normal fp32 value.
     height: float
 
+    @property
+    def lse(self) -> Tensor:
+        """Natural logarithm of the sum of exponentials, fp64 [rows, 1]."""
+        return self.maximum + self.total.log()
+
 
 def softmax(context: Context) -> Softmax:
     """Run the first pass over a context."""

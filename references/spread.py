@@ -11,12 +11,13 @@ effective number n_eff as the number of equal and orthogonal ones with the same 
 worked out along the output, where V rows have a direction in common, and taken as random otherwise.
 
 The errors of two values d spacings apart are correlated as 1 - 6 d (1 - d), d taken modulo 1, whose Fourier series is
-6 / pi^2 sum_m cos(2 pi m d) / m^2. So the mean square of sum_j a_j e_j v_j, over common shifts of the grid, is that of one error
-times 6 / pi^2 sum_m |sum_j a_j v_j e^(2 pi i m x_j)|^2 / m^2, x_j the value in spacings. Its quotient by sum_j a_j^2 v_j^2 is the
-coherence: 1 for scattered values, the size of the group for equal ones. Three terms are kept, the third standing for the
-rest, and v is looked at along fixed random signs.
+6 / pi^2 sum_m cos(2 pi m d) / m^2. So the mean square of sum_j a_j e_j v_j, over common shifts of the grid, is that of one
+error times 6 / pi^2 sum_m |sum_j a_j v_j e^(2 pi i m x_j)|^2 / m^2, x_j the value in spacings. Its quotient by
+sum_j a_j^2 v_j^2 is the coherence: 1 for scattered values, the size of the group for equal ones. Three terms are kept, the
+third standing for the rest, and v is looked at along fixed random signs.
 
-Source: the Fourier series of the second Bernoulli polynomial (DLMF 24.8.1); W. Johnson and J. Lindenstrauss, 1984, for sketches.
+Source: the Fourier series of the second Bernoulli polynomial (DLMF 24.8.1); for sketches, W. Johnson and J. Lindenstrauss,
+1984.
 """
 
 from __future__ import annotations

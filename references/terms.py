@@ -229,7 +229,8 @@ class Partials:
             out: merged output over its height, fp64 [rows, L].
             spacing: the format's spacing there, in the same units.
 
-        Source: the Fourier series of the squared distance to the next integer, damped by the variance of what the other splits add.
+        Source: the Fourier series of the squared distance to the next integer, damped by the variance of what the other
+        splits add.
         """
         moved = ((out - self.leader) / spacing).mul_(2 * math.pi)
         # The leader's own rounding counts as far as its weight is not one.

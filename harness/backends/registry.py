@@ -2,7 +2,8 @@
 
 1. An entry is data: where the backend lives and what it is. Its module, and with it triton or aiter, is imported when the
    backend is made.
-2. ``name@LABEL`` is one of several versions of a backend; ``family:rest`` is a member of a family that its module lists.
+2. ``name@LABEL`` is one of several versions of a backend; ``family:rest`` is a member of a family that its module lists;
+   ``name!mistake`` is a backend with a mistake made on purpose, where its module knows some.
 3. Unknown and not installed are different errors; the first names what is near, the second says how to install.
 """
 
@@ -28,6 +29,8 @@ class Entry:
     default: bool = False
     #: Whether the name continues with ``:rest``.
     family: bool = False
+    #: Whether the name may continue with ``!mistake``.
+    mistakes: bool = False
 
 
 ENTRIES: Mapping[str, Entry] = {
@@ -40,6 +43,16 @@ ENTRIES: Mapping[str, Entry] = {
         module="harness.backends.triton_splitkv",
         about="the embedded paged split-KV Triton kernel; on a CPU through Triton's interpreter, mended",
         default=True,
+        mistakes=True,
+    ),
+    "gluon-splitkv": Entry(
+        module="harness.backends.gluon_splitkv",
+        about="our own small CDNA4 Gluon kernel: natively on gfx950, on a CPU by emulation",
+    ),
+    "python": Entry(
+        module="harness.backends.external",
+        about="a backend of your own: python:PACKAGE.MODULE, a module with make(name, label)",
+        family=True,
     ),
 }
 
@@ -55,10 +68,10 @@ def entry_of(name: str) -> Entry:
     Raises:
         UnknownBackend: if there is none; the message names what is near.
     """
-    stem = name.partition("@")[0]
+    stem, bang, _ = name.partition("@")[0].partition("!")
     family, colon, _ = stem.partition(":")
-    entry = ENTRIES.get(family if colon else stem)
-    if entry is None or entry.family != bool(colon):
+    entry = ENTRIES.get(family)
+    if entry is None or entry.family != bool(colon) or (bang and not entry.mistakes):
         near = get_close_matches(stem, ENTRIES, n=2, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
         raise UnknownBackend(f"no backend is called {name!r}: {hint}")
