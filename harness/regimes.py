@@ -40,7 +40,7 @@ RELATIONS: Mapping[str, str] = {
     "heads-permuted": "the heads come in another order",
     "scale-shifted": "a power of two moves between cache codes and cache scale",
     "scales-exchanged": "a power of two moves between query scale and cache scale",
-    "dead-rows-permuted": "slots that no request uses change places",
+    "dead-rows-changed": "slots that no request uses hold something else",
 }
 
 
