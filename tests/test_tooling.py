@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import textwrap
 import tomllib
+import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -253,3 +254,8 @@ def test_packages_named_for_installation_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]:
         assert (ROOT / pattern.rstrip("*") / "__init__.py").exists()
+
+
+def test_a_warning_in_a_test_is_an_error() -> None:
+    with pytest.raises(UserWarning, match="on purpose"):
+        warnings.warn("on purpose", stacklevel=1)
