@@ -147,9 +147,13 @@ def test_a_tensor_that_is_not_on_the_cpu_is_refused() -> None:
 
 def state() -> dict[str, Any]:
     import triton.runtime.interpreter as source
+    from triton.language.semantic import TritonSemantic
 
-    owners = [tl, tl.core, tl.math, tl.standard, tl.random, tl.tensor, tl.dtype, source, source.InterpreterBuilder,
-              source.ReduceOps, source.GridExecutor, source.InterpretedFunction, source.interpreter_builder]  # fmt: skip
+    owners = [
+        *(tl, tl.core, tl.math, tl.standard, tl.random, tl.tensor, tl.dtype, tl.core.block_type, TritonSemantic, source),
+        *(source.InterpreterBuilder, source.ReduceOps, source.GridExecutor, source.InterpretedFunction),
+        source.interpreter_builder,
+    ]
     return {f"{owner}.{name}": value for owner in owners for name, value in vars(owner).items()
             if name not in ("grid_idx", "grid_dim", "rewritten_fn")}  # fmt: skip
 
