@@ -45,6 +45,15 @@ ENTRIES: Mapping[str, Entry] = {
         default=True,
         mistakes=True,
     ),
+    "gluon-splitkv": Entry(
+        module="harness.backends.gluon_splitkv",
+        about="our own small CDNA4 Gluon kernel: natively on gfx950, on a CPU by emulation",
+    ),
+    "python": Entry(
+        module="harness.backends.external",
+        about="a backend of your own: python:PACKAGE.MODULE, a module with make(name, label)",
+        family=True,
+    ),
 }
 
 
