@@ -10,10 +10,9 @@ import torch
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from interpreter_kernels import FOREIGN, combine, count_up, indirect, last_program, product, put, run, take, total_of  # noqa: E402
-
 from harness.emulation.interpreter import interpreted, mended  # noqa: E402
 from harness.emulation.interpreter_memory import IntegerFault, MemoryFault  # noqa: E402
+from tests.interpreter_kernels import FOREIGN, combine, count_up, indirect, last_program, product, put, run, take, total_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(FOREIGN is not None, reason=str(FOREIGN))
 
