@@ -64,6 +64,8 @@ class Limits:
     hard: float
     #: Largest lse error over its budget.
     lse: float
+    #: Largest |score| of a row, natural-log units, up to which its accuracy is the kernel's doing.
+    conditioned: float
     #: Relative distance from the truth below which a wrong answer is the truth.
     distinct: float
     #: Relative distance between reference and oracle beyond which the truth itself is in doubt, units of fp32 rounding.

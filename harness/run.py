@@ -148,9 +148,11 @@ def _run(backend: Backend, inputs: Inputs, on_stage: Listener) -> tuple[Output |
     except Unsupported as refusal:
         verdict = Verdict(kind="FAIL", fault="refused", message=f"refused a case inside its contract: {refusal}")
     except Exception as error:
-        fault = getattr(error, "verdict_fault", "crash")
+        # An emulator's finding knows what it is; anything else that a backend raises is a crash.
+        kind = getattr(error, "verdict_kind", "FAIL")
+        fault = getattr(error, "verdict_fault", "crash") if kind == "FAIL" else None
         where = "".join(traceback.format_exception(error, limit=-4))
-        verdict = Verdict(kind="FAIL", fault=fault, message=f"{type(error).__name__}: {error}\n{where}")
+        verdict = Verdict(kind=kind, fault=fault, message=f"{type(error).__name__}: {error}\n{where}")
     finally:
         on_stage("judge")
     return None, verdict, time.perf_counter() - began
