@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +17,15 @@ import torch
 from harness.backends.protocol import Capabilities, Output, Unsupported
 from harness.case import Case
 from harness.inputs import Inputs
+from harness.regimes import RULES
 from references.oracle import oracle
 
-REGIMES = """
-schema = 1
-[limits.test]
-false_alarm = 1e-9
-hard = 1.0
-lse = 1.0
-distinct = 1e-9
-doubt = 64.0
-why = "for tests"
+#: The rows; the limits are the project's own.
+ROWS = """
 [[regime]]
 name = "few-heads"
 backends = ["python:tests.stubs:*"]
-limits = "test"
+limits = "{limits}"
 accuracy = 0.02
 exact = ["repeat"]
 why = "for tests"
@@ -42,7 +37,7 @@ output = "bf16"
 [[regime]]
 name = "more-heads"
 backends = ["python:tests.stubs:*"]
-limits = "test"
+limits = "{limits}"
 accuracy = 0.02
 exact = ["repeat"]
 why = "for tests"
@@ -153,5 +148,7 @@ def make(name: str, label: str | None = None) -> Stub:
 def write_regimes(folder: Path) -> Path:
     """Write the stubs' regimes file."""
     path = folder / "regimes.toml"
-    path.write_text(REGIMES, encoding="utf-8")
+    head = RULES.read_text(encoding="utf-8").partition("[[regime]]")[0]
+    name = next(iter(tomllib.loads(head)["limits"]))
+    path.write_text(head + ROWS.replace("{limits}", name), encoding="utf-8")
     return path
