@@ -11,12 +11,6 @@ from harness.plugin import planned
 from harness.regimes import NoRegime
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Plan before anything is collected: a question that cannot be asked is one line, not a traceback a file."""
-    gate_of(session.config)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each test its pairs of backend and regime, its backends, or its pinned cases."""
     wanted = set(metafunc.fixturenames)

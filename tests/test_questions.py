@@ -3,7 +3,7 @@
 1. The answer names what was asked and what there is; it carries no traceback.
 2. The exit status is pytest's for a wrong use, 4.
 
-Source: cases/conftest.py plans before anything is collected.
+Source: harness/plugin.py plans before anything is collected.
 """
 
 from __future__ import annotations
