@@ -1,4 +1,4 @@
-"""The common kernels, emulated on the CPU and run natively on the GPU at hand: do they agree?
+"""The portable kernels, emulated on the CPU and run natively on the GPU at hand: do they agree?
 
 1. Exact cases must agree bit for bit, the others within the units in the last place that the case allows.
 2. A case that does not compile on this Triton is counted as not run, with the compiler's last line; it is not a pass.
@@ -13,7 +13,7 @@ import torch
 import triton
 
 from harness.emulation import emulate
-from tests.emulation.common_cases import CASES, difference, launch
+from tests.emulation.portable_cases import CASES, difference, launch
 
 
 def main(part: str = "") -> int:
