@@ -120,6 +120,46 @@ def _position(inputs: Inputs) -> Output:
     return output
 
 
+def _nudge_second(inputs: Inputs) -> Output:
+    """Another rounding for the second request: inside every budget, and not the same bits."""
+    output = _answer(inputs)
+    if inputs.case.batch > 1:
+        bits = inputs.out[1, 0, 0, :4].view(torch.int16)
+        bits ^= 1
+    return output
+
+
+def _toggle(inputs: Inputs) -> Output:
+    """Every other call rounds one element the other way."""
+    _CALLS[0] += 1
+    output = _answer(inputs)
+    if _CALLS[0] % 3 == 0:
+        bits = inputs.out[0, 0, 0, :1].view(torch.int16)
+        bits ^= 1
+    return output
+
+
+_KEPT: dict[tuple[int, ...], torch.Tensor] = {}
+
+
+def _reuse(inputs: Inputs) -> Output:
+    """Answer in a buffer of its own that the next call of the same shape overwrites."""
+    output = _answer(inputs)
+    kept = _KEPT.setdefault(tuple(output.out.shape), torch.empty_like(output.out))
+    return Output(out=kept.copy_(output.out), lse=output.lse)
+
+
+def _noisy_empty(inputs: Inputs) -> Output:
+    """Rows that see no token hold whatever the call before left."""
+    _CALLS[0] += 1
+    output = _answer(inputs)
+    newest = inputs.lengths[:, None] - inputs.case.query_tokens + torch.arange(inputs.case.query_tokens)
+    inputs.out[newest < 0] = float(_CALLS[0])
+    if inputs.lse is not None:
+        inputs.lse[newest < 0] = float(_CALLS[0])
+    return output
+
+
 def _raise(inputs: Inputs) -> Output:
     raise KeyError(inputs.case.heads)
 
@@ -128,7 +168,7 @@ FAULTS: dict[str, Callable[[Inputs], Output]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
         _right, _segfault, _abort, _exit, _hang, _deaf_hang, _eat_memory, _write_past, _write_cache, _leave_a_row, _stale,
-        _read_workspace, _waver, _position, _raise,
+        _read_workspace, _waver, _position, _nudge_second, _toggle, _reuse, _noisy_empty, _raise,
     )
 }  # fmt: skip
 
@@ -139,7 +179,8 @@ class Faulty:
 
     #: Its registry name.
     name: str
-    capabilities: Capabilities = Capabilities(devices=frozenset({"cpu"}))
+    #: What it claims.
+    capabilities: Capabilities
 
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Accept every case."""
@@ -152,4 +193,7 @@ class Faulty:
 
 def make(name: str, label: str | None = None) -> Faulty:
     """Make a faulty backend by name."""
-    return Faulty(name=name)
+    devices = frozenset({"cpu"})
+    if name.endswith(":noisy-empty"):
+        return Faulty(name=name, capabilities=Capabilities(devices=devices, empty_rows="undefined"))
+    return Faulty(name=name, capabilities=Capabilities(devices=devices))
