@@ -232,12 +232,28 @@ class Partials:
         Source: the Fourier series of the squared distance to the next integer, damped by the variance of what the other
         splits add.
         """
-        moved = ((out - self.leader) / spacing).mul_(2 * math.pi)
         # The leader's own rounding counts as far as its weight is not one.
         rest = self.variance - self.leader_variance * (1 - (1 - self.leader_mass).square())
-        damping = (rest.double() / spacing.square()).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
-        waves = -damping * moved.cos() + damping.pow(4) * (2 * moved).cos() / 4 - damping.pow(9) * (3 * moved).cos() / 9
-        uniform = UNIFORM * spacing.square()
-        known = uniform + waves.mul_(spacing.square() / math.pi**2)
-        # A kernel that scales V after the merge rounds off the format's grid: less than uniform is not granted to a row.
-        return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), known.clamp(min=0), uniform)
+        return known_rounding(out - self.leader, rest.double(), spacing)
+
+
+def known_rounding(moved: Tensor, noise: Tensor, spacing: Tensor) -> Tensor:
+    """Work out the mean square of rounding what is ``moved`` away from a grid, [rows, L].
+
+    A row led by one token, of a value that the output format has, is rounded back to that value however far the others have
+    moved it: a known error, the same for all elements of a significand, and not one of mean square 1 / 12.
+
+    Args:
+        moved: distance from a point of the grid, [rows, L].
+        noise: variance of that distance, [rows, L].
+        spacing: of the grid, [rows, L].
+
+    Source: the Fourier series of the squared distance to the next integer, damped by the noise.
+    """
+    turns = (moved / spacing).mul_(2 * math.pi)
+    damping = (noise / spacing.square()).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
+    waves = -damping * turns.cos() + damping.pow(4) * (2 * turns).cos() / 4 - damping.pow(9) * (3 * turns).cos() / 9
+    uniform = UNIFORM * spacing.square()
+    known = uniform + waves.mul_(spacing.square() / math.pi**2)
+    # A kernel may round off the grid after all: less than uniform is not granted to a row.
+    return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), known.clamp(min=0), uniform)
