@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -64,9 +65,10 @@ class Repro:
 
 
 def replay_command(case: Case, backend: str, device: str, relation: str | None = None) -> str:
-    """Give the command that replays a case on a backend."""
-    parts = ["mla-gate", "replay", str(case), "--backend", backend, "--device", device]
-    return shlex.join(parts + (["--relation", relation] if relation else []))
+    """Give the command that replays a case on a backend, as whoever started the run would call it."""
+    program = os.environ.get("MLA_GATE_COMMAND", "mla-gate")
+    parts = [str(case), "--backend", backend, "--device", device]
+    return f"{program} replay {shlex.join(parts + (['--relation', relation] if relation else []))}"
 
 
 def save(
