@@ -106,6 +106,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
     return {
         "phase": phase,
         "case": str(result.case),
+        "relation": result.relation,
         "backend": result.backend,
         "regime": result.regime,
         "verdict": verdict.kind,
