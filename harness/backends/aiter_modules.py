@@ -30,53 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.aiter_source import AiterSource, AiterUnavailable
-
-#: The architecture that AITER's Gluon MLA kernels are written for.
-GFX950 = "gfx950"
-#: Compute units of an MI350 or MI355X; AITER sizes its launches by them.
-GFX950_UNITS = 256
-#: Lanes of a wavefront.
-GFX950_LANES = 64
+from harness.backends.gfx950 import ARCHITECTURE, COMPUTE_UNITS, gfx950_answered
 
 #: One version at a time may stand in ``sys.modules``.
 _turn = threading.RLock()
-
-
-class _AnsweredDriver:
-    """A Triton driver that knows the target and nothing else; asking it to launch is an error."""
-
-    def get_current_target(self) -> Any:
-        """Answer gfx950."""
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("hip", GFX950, GFX950_LANES)
-
-    def get_current_device(self) -> int:
-        """Answer the only device."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """Answer the default stream."""
-        return 0
-
-    def get_active_torch_device(self) -> Any:
-        """Answer the device whose tensors are used in place of the real one's."""
-        import torch
-
-        return torch.device("cpu")
-
-
-@contextmanager
-def gfx950_answered() -> Iterator[None]:
-    """Let Triton answer gfx950 when it is asked for the current target, and restore its driver."""
-    from triton.runtime import driver
-
-    before = driver._active
-    driver.set_active(_AnsweredDriver())  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        driver._active = before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +195,8 @@ class AiterModules:
 def _answered_chip() -> types.ModuleType:
     """Stand in for the module that would ask ``rocminfo``, so that launch sizes are those of the answered chip."""
     chip = types.ModuleType("aiter.jit.utils.chip_info")
-    chip.get_cu_num = lambda: GFX950_UNITS  # type: ignore[attr-defined]
-    chip.get_gfx = lambda: GFX950  # type: ignore[attr-defined]
+    chip.get_cu_num = lambda: COMPUTE_UNITS  # type: ignore[attr-defined]
+    chip.get_gfx = lambda: ARCHITECTURE  # type: ignore[attr-defined]
     return chip
 
 
