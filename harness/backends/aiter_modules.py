@@ -29,11 +29,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.backends.aiter_source import AiterSource, AiterUnavailable
+from harness.backends.aiter_source import AiterSource
 from harness.backends.gfx950 import ARCHITECTURE, COMPUTE_UNITS, gfx950_answered
+from harness.backends.protocol import NotInstalled
 
 #: One version at a time may stand in ``sys.modules``.
 _turn = threading.RLock()
+
+
+class SourceChanged(RuntimeError):
+    """A file of AITER is no longer what was loaded from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +86,13 @@ class AiterModules:
     def load(self, name: str) -> types.ModuleType:
         """Import one module of this version.
 
-        Raises: AiterUnavailable, when the source lacks it, when the installed Triton is too old for it, or when it
+        Raises: NotInstalled, when the source lacks it, when the installed Triton is too old for it, or when it
         cannot be imported for another reason.
         """
         if name in self._modules:
             return self._modules[name]
         if not self.has(name):
-            raise AiterUnavailable(
+            raise NotInstalled(
                 f"AITER {self.source.label} at {self.source.root} has no {name}: {self.path_of(name)} does not exist. "
                 f"This version lacks the kernel; name a newer one."
             )
@@ -95,7 +100,7 @@ class AiterModules:
             try:
                 module = importlib.import_module(name)
             except Exception as error:
-                raise AiterUnavailable(self._why_not_imported(name, error)) from error
+                raise NotInstalled(self._why_not_imported(name, error)) from error
             self._fingerprint_loaded()
         return module
 
@@ -123,7 +128,7 @@ class AiterModules:
     def check_unchanged(self) -> None:
         """Compare the files that were read with what is on disk now.
 
-        Raises: AiterUnavailable, naming the file that differs.
+        Raises: SourceChanged, naming the file that differs.
         """
         for path, before in self._fingerprints.items():
             try:
@@ -134,7 +139,7 @@ class AiterModules:
             except OSError:
                 same = False
             if not same:
-                raise AiterUnavailable(
+                raise SourceChanged(
                     f"AITER {self.source.label} changed on disk during the run: {path}. "
                     f"What was loaded is not what is there now; start the run again."
                 )
@@ -179,7 +184,7 @@ class AiterModules:
             "aiter", init, submodule_search_locations=[str(self.source.package)]
         )
         if spec is None or spec.loader is None:  # a file that exists always has a loader
-            raise AiterUnavailable(f"AITER {self.source.label}: {init} cannot be loaded.")
+            raise NotInstalled(f"AITER {self.source.label}: {init} cannot be loaded.")
         package = importlib.util.module_from_spec(spec)
         sys.modules["aiter"] = package
         if self.answered:
@@ -189,7 +194,7 @@ class AiterModules:
                 spec.loader.exec_module(package)
             except Exception as error:
                 del sys.modules["aiter"]
-                raise AiterUnavailable(self._why_not_imported("aiter", error)) from error
+                raise NotInstalled(self._why_not_imported("aiter", error)) from error
 
 
 def _answered_chip() -> types.ModuleType:

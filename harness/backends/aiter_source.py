@@ -19,15 +19,13 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.backends.protocol import NotInstalled
+
 #: Directories of AITER, separated as in PATH; each may end in ``=LABEL``.
 SOURCE_VARIABLE = "MLA_GATE_AITER_SOURCE"
 
 #: Label of an installed ``aiter``; no checkout may take it.
 INSTALLED = "installed"
-
-
-class AiterUnavailable(RuntimeError):
-    """AITER, or the part of it that was asked for, cannot be used here; the message names the thing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ class AiterSource:
 
     def __post_init__(self) -> None:
         if not self.label or any(character in self.label for character in "@=:, \t") or os.pathsep in self.label:
-            raise AiterUnavailable(
+            raise NotInstalled(
                 f"AITER source {self.root} has the label {self.label!r}: a label is not empty and has no "
                 f"blank, '@', '=', ',' or ':'. Name it as DIR=LABEL."
             )
@@ -55,21 +53,21 @@ class AiterSource:
 def parse_source(text: str) -> AiterSource:
     """Read ``DIR`` or ``DIR=LABEL``; without a label the directory's own name is the label.
 
-    Raises: AiterUnavailable, when DIR is not the root of an AITER checkout.
+    Raises: NotInstalled, when DIR is not the root of an AITER checkout.
     """
     directory, separator, label = text.rpartition("=")
     if not separator:
         directory, label = text, ""
     root = Path(directory).expanduser().resolve()
     if not root.is_dir():
-        raise AiterUnavailable(f"AITER source {directory!r} is not a directory. Name the root of a checkout.")
+        raise NotInstalled(f"AITER source {directory!r} is not a directory. Name the root of a checkout.")
     if not (root / "aiter" / "__init__.py").is_file():
-        raise AiterUnavailable(
+        raise NotInstalled(
             f"AITER source {root} is not AITER: it has no aiter/__init__.py. "
             f"Name the root of a checkout, the directory that holds the package 'aiter'."
         )
     if not (root / "aiter" / "ops").is_dir():
-        raise AiterUnavailable(
+        raise NotInstalled(
             f"AITER source {root} is not AITER: {root / 'aiter'} is a package but holds no 'ops' directory. "
             f"Name the root of a checkout of ROCm/aiter."
         )
@@ -90,7 +88,7 @@ def installed_source() -> AiterSource | None:
 def named_sources(environ: Mapping[str, str] | None = None) -> tuple[AiterSource, ...]:
     """List the checkouts that the environment names, in its order.
 
-    Raises: AiterUnavailable, when one is not AITER or two share a label.
+    Raises: NotInstalled, when one is not AITER or two share a label.
     """
     text = (os.environ if environ is None else environ).get(SOURCE_VARIABLE, "")
     found: list[AiterSource] = []
@@ -98,7 +96,7 @@ def named_sources(environ: Mapping[str, str] | None = None) -> tuple[AiterSource
         source = parse_source(part)
         for other in found:
             if other.label == source.label:
-                raise AiterUnavailable(
+                raise NotInstalled(
                     f"two AITER sources share the label {source.label!r}: {other.root} and {source.root}. "
                     f"Give one another label with DIR=LABEL."
                 )
@@ -109,7 +107,7 @@ def named_sources(environ: Mapping[str, str] | None = None) -> tuple[AiterSource
 def name_sources(texts: Iterable[str], environ: MutableMapping[str, str] | None = None) -> tuple[AiterSource, ...]:
     """Add checkouts given on a command line to those the environment names, so that children see them too.
 
-    Raises: AiterUnavailable, as named_sources.
+    Raises: NotInstalled, as named_sources.
     """
     target = os.environ if environ is None else environ
     parts = [part for part in target.get(SOURCE_VARIABLE, "").split(os.pathsep) if part]
@@ -125,7 +123,7 @@ def find_source(label: str | None = None, environ: Mapping[str, str] | None = No
 
     Without a label: the only named checkout, else the installed package.
 
-    Raises: AiterUnavailable, when none or more than one answers, with what to type.
+    Raises: NotInstalled, when none or more than one answers, with what to type.
     """
     named = named_sources(environ)
     installed = installed_source()
@@ -135,7 +133,7 @@ def find_source(label: str | None = None, environ: Mapping[str, str] | None = No
     if label is not None:
         if label in known:
             return known[label]
-        raise AiterUnavailable(
+        raise NotInstalled(
             f"no AITER source has the label {label!r}; known: {', '.join(known) or 'none'}. "
             f"Name one with --aiter-source DIR={label} or {SOURCE_VARIABLE}=DIR={label}."
         )
@@ -144,11 +142,11 @@ def find_source(label: str | None = None, environ: Mapping[str, str] | None = No
     if not named and installed is not None:
         return installed
     if named:
-        raise AiterUnavailable(
+        raise NotInstalled(
             f"several AITER sources are named ({', '.join(s.label for s in named)}): "
             f"say which, as in aiter-gluon@{named[0].label}."
         )
-    raise AiterUnavailable(
+    raise NotInstalled(
         f"AITER is neither installed nor named. Install it (pip install amd-aiter, or ROCm's own wheel), "
         f"or name a checkout with --aiter-source DIR[=LABEL] or {SOURCE_VARIABLE}=DIR[=LABEL]."
     )
