@@ -41,6 +41,10 @@ ENTRIES: Mapping[str, Entry] = {
         about="the embedded paged split-KV Triton kernel; on a CPU through Triton's interpreter, mended",
         default=True,
     ),
+    "aiter-gluon": Entry(
+        module="harness.backends.aiter_gluon",
+        about="AITER's Gluon MLA decode, unmodified; on a CPU by emulation",
+    ),
 }
 
 
