@@ -120,6 +120,12 @@ class AiterModules:
             if _ours(name) and file and Path(file) not in self._fingerprints and Path(file).is_file():
                 self._fingerprints[Path(file)] = _Fingerprint.of(Path(file))
 
+    def loaded(self) -> tuple[types.ModuleType, ...]:
+        """Give the modules of this version that are loaded, inside or outside its context."""
+        if self._inside:
+            return tuple(module for name, module in sys.modules.items() if _ours(name))
+        return tuple(self._modules.values())
+
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that were read so far."""

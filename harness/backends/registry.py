@@ -45,6 +45,18 @@ ENTRIES: Mapping[str, Entry] = {
         module="harness.backends.aiter_gluon",
         about="AITER's Gluon MLA decode, unmodified; on a CPU by emulation",
     ),
+    "aiter-triton-mla": Entry(
+        module="harness.backends.aiter_triton",
+        about="AITER's Triton attention.mla; on a CPU through Triton's interpreter, mended",
+    ),
+    "aiter-triton-decode": Entry(
+        module="harness.backends.aiter_triton",
+        about="AITER's Triton attention.mla_decode, vLLM's kernel; on a CPU through Triton's interpreter, mended",
+    ),
+    "aiter-triton-rope": Entry(
+        module="harness.backends.aiter_triton",
+        about="AITER's Triton mla_decode_rope, SGLang's kernel; on a CPU through Triton's interpreter, mended",
+    ),
 }
 
 

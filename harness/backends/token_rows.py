@@ -77,3 +77,24 @@ def ragged_rows(inputs: Inputs) -> tuple[Tensor, Tensor]:
     else:
         raise ValueError("the inputs have neither a padded nor a ragged table")
     return ends, (page.long() * size + position % size).to(torch.int32)
+
+
+def page_table(inputs: Inputs) -> Tensor:
+    """Give the 2-D table of pages, int32 [B, W], whichever form the case has; unused entries stay absurd."""
+    if inputs.block_table is not None:
+        return inputs.block_table
+    ends, ids = inputs.kv_indptr, inputs.kv_indices
+    if ends is None or ids is None:
+        raise ValueError("the inputs have neither a padded nor a ragged table")
+    counts = (ends[1:] - ends[:-1]).long()
+    position = torch.arange(max(int(counts.max()), 1), device=ids.device)
+    source = (ends[:-1].long()[:, None] + position).clamp(max=max(ids.numel() - 1, 0))
+    pages = ids[source] if ids.numel() else torch.zeros_like(source, dtype=torch.int32)
+    absurd = torch.tensor(_ABSURD, dtype=torch.int32, device=ids.device)[position % len(_ABSURD)].expand_as(pages)
+    return torch.where(position < counts[:, None], pages, absurd)
+
+
+def row_lengths(inputs: Inputs) -> Tensor:
+    """Count the tokens that each query token sees, int32 [B * S]: a request of S tokens as S requests of one."""
+    steps = torch.arange(inputs.case.query_tokens, device=inputs.lengths.device) - inputs.case.query_tokens + 1
+    return (inputs.lengths[:, None] + steps).clamp(min=0).flatten().to(torch.int32)
