@@ -208,6 +208,7 @@ def _answered_chip() -> types.ModuleType:
     chip = types.ModuleType("aiter.jit.utils.chip_info")
     chip.get_cu_num = lambda: COMPUTE_UNITS  # type: ignore[attr-defined]
     chip.get_gfx = lambda: ARCHITECTURE  # type: ignore[attr-defined]
+    chip.get_gfx_runtime = lambda: ARCHITECTURE  # type: ignore[attr-defined]
     return chip
 
 

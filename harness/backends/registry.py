@@ -45,6 +45,14 @@ ENTRIES: Mapping[str, Entry] = {
         module="harness.backends.aiter_gluon",
         about="AITER's Gluon MLA decode, unmodified; on a CPU by emulation",
     ),
+    "aiter-asm": Entry(
+        module="harness.backends.aiter_asm",
+        about="AITER's asm MLA decode without metadata, gfx950 and gfx942",
+    ),
+    "aiter-asm-persistent": Entry(
+        module="harness.backends.aiter_asm",
+        about="AITER's asm MLA decode with persistent metadata, gfx950 and gfx942",
+    ),
     "aiter-triton-mla": Entry(
         module="harness.backends.aiter_triton",
         about="AITER's Triton attention.mla; on a CPU through Triton's interpreter, mended",
