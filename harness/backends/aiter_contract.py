@@ -103,8 +103,6 @@ class GluonContract:
             return f"takes caches in bf16 or e4m3fn, not {case.cache_format}"
         if case.cache_scale != 1.0 and not self.has_scale:
             return "takes no cache scale"
-        if case.lse and not self.returns_lse:
-            return "returns no log-sum-exp"
         if case.query_tokens > 1 and not self.multi_token:
             return f"takes one query token, not {case.query_tokens}"
         flat = why_not_flat(case)

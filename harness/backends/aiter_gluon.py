@@ -54,7 +54,6 @@ class AiterGluon:
         """
         self.name = name
         self.source = source
-        self.capabilities = Capabilities(empty_rows="undefined")
         modules = modules_of(source, answered=True)
         place = next((place for place in _PLACES if modules.has(place)), None)
         if place is None:
@@ -64,6 +63,7 @@ class AiterGluon:
             )
         self._place = place
         self.contract: GluonContract = read_contract(self._wrapper(modules))
+        self.capabilities = Capabilities(empty_rows="undefined", returns_lse=self.contract.returns_lse)
 
     def _wrapper(self, modules: AiterModules) -> Callable[..., Any]:
         function_name = self._place.rpartition(".")[2]
@@ -136,7 +136,7 @@ class AiterGluon:
     def _output(self, inputs: Inputs, given: dict[str, Any], answer: Any) -> Output:
         case = inputs.case
         lse: Tensor | None = None
-        if case.lse:
+        if case.lse and self.contract.returns_lse:
             if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Tensor)):
                 raise RuntimeError(f"{self.name}: the wrapper was asked for the lse and returned {type(answer).__name__}")
             lse = answer[1].view(case.batch, case.query_tokens, case.heads)

@@ -114,7 +114,7 @@ class AiterTriton:
             lse=self.entry.lse(inputs, given),
             what_ran={
                 "kernel": self.entry.function,
-                "splits": int(given.get("num_kv_splits", 0)),
+                **({"splits": int(given["num_kv_splits"])} if "num_kv_splits" in given else {}),
                 "mode": "interpreted" if on_cpu else "native",
             },
         )
