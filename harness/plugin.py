@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--repro-dir", metavar="DIR", help="where repros of failures go (default: repros)")
     group.addoption("--ledger-dir", metavar="DIR", help="folder of this run's ledgers (default: a new one in .mla-gate/runs)")
     group.addoption("--regimes-file", metavar="FILE", help="judge by this file (default: cases/regimes.toml)")
-    group.addoption("--aiter-source", action="append", default=[], metavar="[LABEL=]DIR",
+    group.addoption("--aiter-source", action="append", default=[], metavar="DIR[=LABEL]",
                     help="source checkout of AITER for the aiter backends; may be repeated with labels")  # fmt: skip
 
 
@@ -77,15 +77,19 @@ def gate_of(config: pytest.Config) -> Gate:
         pytest.UsageError: if the run cannot be planned as it was asked for.
     """
     if _GATE not in config.stash:
-        from harness.backends import registry
+        from harness.backends.aiter_source import name_sources
+        from harness.backends.protocol import NotInstalled
         from harness.gate import Gate, Options
         from harness.plan import PlanError
         from harness.regimes import RegimesError
 
         shared, option = config.stash[_RUN], config.getoption
         sources = option("--aiter-source")
-        if sources and hasattr(registry, "use_sources"):
-            registry.use_sources(sources)
+        if sources:
+            try:
+                name_sources(sources)
+            except NotInstalled as error:
+                raise pytest.UsageError(str(error)) from error
         repros = option("--repro-dir")
         options = Options(
             backends=tuple(option("--backend")),
