@@ -7,7 +7,7 @@ import pytest
 from cases.pins import Pin, pinned
 from harness.backends.protocol import Backend
 from harness.plan import Plan
-from harness.plugin import gate_of
+from harness.plugin import planned
 from harness.regimes import NoRegime
 
 
@@ -16,8 +16,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = set(metafunc.fixturenames)
     if not wanted & {"pair", "backend", "pin"}:
         return
-    plan = gate_of(metafunc.config).plan
-    if "pair" in wanted:
+    plan = planned(metafunc.config)
+    if plan is None:
+        metafunc.parametrize(tuple(wanted & {"pair", "backend", "pin"}), [])
+    elif "pair" in wanted:
         metafunc.parametrize("pair", plan.pairs, ids=str)
     elif "pin" in wanted:
         asked = [(backend, pin) for backend in plan.backends for pin in pinned() if _asked(plan, backend, pin)]

@@ -45,8 +45,8 @@ class Yardstick:
     variance: Tensor
     #: Hard bound W, fp64 [B, R, L].
     hard: Tensor
-    #: Budget of the lse, fp64 [B, R].
-    lse_hard: Tensor
+    #: Limit of the lse's error: the smaller of its hard bound's and its statistical one, fp64 [B, R].
+    lse_limit: Tensor
     #: Standard deviation of ρ² of a correct kernel, fp64 [B, R].
     spread: Tensor
     #: Limit of z, fp64 [B, R].
@@ -55,6 +55,8 @@ class Yardstick:
     element_limit: float
     #: Rows that see a token, bool [B, R].
     live: Tensor
+    #: Rows whose scores are small enough for their accuracy to be the kernel's doing, bool [B, R].
+    conditioned: Tensor
     #: Softmax weights of each request that has rows, by request.
     weights: dict[int, Weights]
 
@@ -97,23 +99,29 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     out = answer.out.double().reshape(batch, rows, problem.latent)
     spread = bound.spread.reshape(batch, rows)
     live = torch.zeros(batch, rows, dtype=torch.bool, device=out.device)
+    conditioned = torch.zeros_like(live)
     weights: dict[int, Weights] = {}
     for request, length in enumerate(problem.lengths):
         if length:
             weights[request] = weigh(problem, request)
             live[request] = weights[request].visible > 0
+            scores = weights[request].scores
+            largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
+            conditioned[request] = largest <= regime.limits.conditioned
     limits = regime.limits
+    lse_quantile = element_limit(int(live.sum()), limits.false_alarm)
     return Yardstick(
         regime=regime,
         out=out,
         lse=answer.lse.double().reshape(batch, rows),
         variance=bound.variance.reshape(out.shape),
         hard=bound.hard.reshape(out.shape),
-        lse_hard=bound.lse_hard.reshape(batch, rows),
+        lse_limit=torch.minimum(bound.lse_hard * limits.lse, bound.lse_variance.sqrt() * lse_quantile).reshape(batch, rows),
         spread=spread,
         row_limit=row_limit(spread, limits.false_alarm, int(live.sum())),
         element_limit=element_limit(int(live.sum()) * problem.latent, limits.false_alarm),
         live=live,
+        conditioned=conditioned,
         weights=weights,
     )
 
@@ -139,10 +147,10 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
         "hard": (size / yardstick.hard[at].clamp_min(_TINY)).amax(-1) / regime.limits.hard,
         "row": z / yardstick.row_limit[at],
         "element": element / yardstick.element_limit,
-        "accuracy": relative / regime.accuracy,
+        "accuracy": torch.where(yardstick.conditioned[at], relative, 0.0) / regime.accuracy,
     }
     if lse_error is not None:
-        checks["lse"] = lse_error.abs() / yardstick.lse_hard[at].clamp_min(_TINY) / regime.limits.lse
+        checks["lse"] = lse_error.abs() / yardstick.lse_limit[at].clamp_min(_TINY)
     live = yardstick.live[at]
     return Ratios(
         rho=mean_square.sqrt(),

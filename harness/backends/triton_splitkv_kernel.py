@@ -46,9 +46,16 @@ def widen(codes, FORMAT: tl.constexpr, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def tokens_per_split(length, STEP: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr):
-    """Give each split the same number of whole steps, LEAST of them at least, so that SPLITS suffice."""
-    return tl.maximum(tl.cdiv(tl.cdiv(length, STEP), SPLITS), LEAST) * STEP
+def decode_codes(codes, values, COUNT: tl.constexpr, FORMAT: tl.constexpr):
+    """Write the values of COUNT codes, fp32: `widen` by itself."""
+    at = tl.arange(0, COUNT)
+    tl.store(values + at, widen(tl.load(codes + at), FORMAT, tl.float32))
+
+
+@triton.jit
+def tokens_per_split(length, STEP: tl.constexpr, SPLITS: tl.constexpr):
+    """Give each split the same number of tokens, a multiple of STEP, so that SPLITS suffice; the last takes the rest."""
+    return tl.cdiv(tl.cdiv(length, SPLITS), STEP) * STEP
 
 
 @triton.jit
@@ -57,7 +64,7 @@ def attend(
     tokens, heads, page_size, nope_request, nope_token, nope_head, nope_element, rope_request, rope_token, rope_head,
     rope_element, page_stride, token_stride, table_width, parts,
     LATENT: tl.constexpr, LATENT_TILE: tl.constexpr, ROPE: tl.constexpr, ROPE_TILE: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, RAGGED: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, RAGGED: tl.constexpr,
     QUERY: tl.constexpr, CACHE: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
     """Write one split's output and log-sum-exp of ROWS query rows.
@@ -69,7 +76,7 @@ def attend(
     request = tl.program_id(0)
     split = tl.program_id(2)
     length = tl.load(lengths + request)
-    share = tokens_per_split(length, STEP, LEAST, SPLITS)
+    share = tokens_per_split(length, STEP, SPLITS)
     first = split * share
     last = tl.minimum(first + share, length)
     if first < last:
@@ -150,7 +157,7 @@ def attend(
 @triton.jit
 def merge(
     partial, partial_lse, lengths, out, lse, tokens, heads, parts,
-    LATENT: tl.constexpr, LATENT_TILE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
+    LATENT: tl.constexpr, LATENT_TILE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
     SPLITS: tl.constexpr, WITH_LSE: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of ROWS query rows by their log-sum-exps.
@@ -162,7 +169,7 @@ def merge(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row_live = row < tokens * heads
     length = tl.load(lengths + request)
-    splits = tl.cdiv(length, tokens_per_split(length, STEP, LEAST, SPLITS))
+    splits = tl.cdiv(length, tokens_per_split(length, STEP, SPLITS))
     latent = tl.arange(0, LATENT_TILE)
     live = row_live[:, None] & (latent < LATENT)[None, :]
     whole = request.to(tl.int64) * tokens * heads + row

@@ -40,7 +40,7 @@ class _Poisoning(TorchFunctionMode):
         if func in _UNINITIALISED and isinstance(made, torch.Tensor) and made.device.type == "cpu":
             storage = made.untyped_storage()
             if storage.nbytes():
-                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(POISON_BYTE)  # type: ignore[call-overload]
+                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(POISON_BYTE)
         return made
 
 

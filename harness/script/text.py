@@ -14,7 +14,7 @@ from harness.inputs import UNABSORBED, Inputs, make_inputs
 from harness.measure import measure_truth
 from harness.regimes import Regime
 from harness.script.buffers import describe
-from harness.script.calls import call
+from harness.script.calls import call, pack
 from references.formats import FORMATS
 from references.oracle import oracle
 
@@ -169,12 +169,13 @@ def write_script(case: Case, backend: Backend, regime: Regime, *, rows: tuple[tu
         rows: rows (request, query token, head) that must be among those checked.
     """
     inputs = make_inputs(case, device="cpu", output_format=backend.capabilities.output_format)
-    buffers, limits = describe(inputs), row_limits(inputs, regime, rows)
+    buffers, called, limits = describe(inputs), call(backend, inputs), row_limits(inputs, regime, rows)
     out_type = FORMATS[backend.capabilities.output_format].storage
     lse = 'torch.full((B, S, H), float("nan"), dtype=torch.float32, device=DEVICE)' if case.lse else "None"
     package = {"a": ", aiter and a gfx950", "t": " and triton", "g": ", triton and a gfx950"}.get(backend.name[0], "")
     parts = [
         HEAD.format(backend=backend.name, words=in_words(case), case=case, package=package),
+        pack((*buffers.needs, *called.needs), called.kernel),
         "# The case.\n" + buffers.constants,
         "# The data: query codes [B, S, H, D], and the cache rows of each request [N, D].\n" + buffers.data,
         "# The paged cache.\n" + buffers.pool,
@@ -183,11 +184,11 @@ def write_script(case: Case, backend: Backend, regime: Regime, *, rows: tuple[tu
         + LAYOUT[case.query_layout]
         + TABLES[case.table].replace("{padding}", str(case.table_padding))
         + REST.format(out_type=out_type, lse=lse),
+        called.lines,
         REFERENCE,
-        call(backend, inputs),
         CHECK.format(rows=_table(limits.norm), elements=_table(limits.element), lse=_table(limits.lse if case.lse else {})),
     ]
-    return "\n\n".join(part.rstrip("\n") + "\n" for part in parts)
+    return "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
 
 
 def row_limits(inputs: Inputs, regime: Regime, first: tuple[tuple[int, int, int], ...] = ()) -> RowLimits:
