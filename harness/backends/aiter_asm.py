@@ -38,7 +38,7 @@ from harness.inputs import Inputs
 from references.formats import FORMATS
 
 #: Backend names and the mode of each.
-MODES = {"aiter-asm": "plain", "aiter-asm-persistent": "persistent"}
+MODES = {"aiter-asm-np": "plain", "aiter-asm-ps": "persistent"}
 #: Batch from which AITER answers a persistent call of 16 bf16 heads and one token by its plain kernel.
 _DOWNGRADE_BATCH = 32
 

@@ -58,11 +58,11 @@ ENTRIES: Mapping[str, Entry] = {
         module="harness.backends.aiter_gluon",
         about="AITER's Gluon MLA decode, unmodified; on a CPU by emulation",
     ),
-    "aiter-asm": Entry(
+    "aiter-asm-np": Entry(
         module="harness.backends.aiter_asm",
         about="AITER's asm MLA decode without metadata, gfx950 and gfx942",
     ),
-    "aiter-asm-persistent": Entry(
+    "aiter-asm-ps": Entry(
         module="harness.backends.aiter_asm",
         about="AITER's asm MLA decode with persistent metadata, gfx950 and gfx942",
     ),
