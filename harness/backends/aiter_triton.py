@@ -3,8 +3,9 @@
 Rules kept here:
 
 1. One backend an entry point: ``aiter-triton-mla``, ``aiter-triton-decode``, ``aiter-triton-rope``; what each takes
-   stands in ``aiter_triton_entries``.
-2. On a CPU the kernels are those that gfx950 would run, launch sizes and the choice of path included.
+   stands in ``aiter_triton_entries``. ``decode_attention_fwd`` has two paths, one a head on ROCm and one for heads in
+   groups elsewhere: the second is ``aiter-triton-grouped``.
+2. On a CPU the kernels are those that gfx950 would run, launch sizes included.
 3. Kernels are replaced by their interpreted selves inside a context only, in the modules of one version only.
 4. Empty rows are undefined: all three divide by a sum of zero, and one by a tile count of zero.
 5. On a GPU that is not AMD's, tuning names that its compiler does not know are left out of the configuration.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -78,13 +79,19 @@ class AiterTriton:
 
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Say why a case lies outside the contract, or None."""
+        rocm = torch.version.hip is not None
+        if device.type == "cuda" and self.entry.path and self.entry.path != ("rocm" if rocm else "other"):
+            return f"AITER takes another path of {self.entry.function} on this device; this one is its {self.entry.path} path"
         return self.entry.why_not(case)
+
+    def _path(self, modules: AiterModules) -> AbstractContextManager[None]:
+        return nullcontext() if self.entry.path == "other" else _rocm_path(modules)
 
     def launch(self, inputs: Inputs) -> None:
         """Call the entry point as on gfx950, whatever device the tensors are on; for compiling."""
         modules = modules_of(self.source, answered=True)
         function = self._function(modules)
-        with modules.entered(), _rocm_path(modules):
+        with modules.entered(), self._path(modules):
             function(**self.entry.arguments(inputs))
 
     def run(self, inputs: Inputs) -> Output:
@@ -105,7 +112,7 @@ class AiterTriton:
             given["config"] = {name: dict(values) for name, values in _FOREIGN_ROPE.items()}
         with modules.entered():
             if on_cpu:
-                with _rocm_path(modules), _interpreted(modules):
+                with self._path(modules), _interpreted(modules):
                     function(**given)
             else:
                 function(**given)
@@ -114,6 +121,7 @@ class AiterTriton:
             lse=self.entry.lse(inputs, given),
             what_ran={
                 "kernel": self.entry.function,
+                **({"path": self.entry.path} if self.entry.path else {}),
                 **({"splits": int(given["num_kv_splits"])} if "num_kv_splits" in given else {}),
                 "mode": "interpreted" if on_cpu else "native",
             },

@@ -47,6 +47,8 @@ class EntryPoint:
     why_not: Callable[[Case], str | None]
     #: The call's keyword arguments for a case.
     arguments: Callable[[Inputs], dict[str, Any]]
+    #: Which path of AITER's own choice it stands for: "rocm", "other", or "" where there is one for all.
+    path: str
     #: The log-sum-exp out of the arguments after the call, fp32 [B, S, H].
     lse: Callable[[Inputs, Mapping[str, Any]], Tensor | None]
 
@@ -209,6 +211,7 @@ ENTRY_POINTS: Mapping[str, EntryPoint] = {
         returns_lse=False,
         why_not=_why_not_mla,
         arguments=_mla,
+        path="",
         lse=_no_lse,
     ),
     "aiter-triton-decode": EntryPoint(
@@ -218,6 +221,17 @@ ENTRY_POINTS: Mapping[str, EntryPoint] = {
         returns_lse=True,
         why_not=_why_not_decode,
         arguments=_decode,
+        path="rocm",
+        lse=_decode_lse,
+    ),
+    "aiter-triton-grouped": EntryPoint(
+        places=("aiter.ops.triton.attention.mla_decode",),
+        function="decode_attention_fwd",
+        signatures=(_DECODE,),
+        returns_lse=True,
+        why_not=_why_not_decode,
+        arguments=_decode,
+        path="other",
         lse=_decode_lse,
     ),
     "aiter-triton-rope": EntryPoint(
@@ -227,6 +241,7 @@ ENTRY_POINTS: Mapping[str, EntryPoint] = {
         returns_lse=False,
         why_not=_why_not_rope,
         arguments=_rope,
+        path="",
         lse=_no_lse,
     ),
 }

@@ -72,7 +72,11 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "aiter-triton-decode": Entry(
         module="harness.backends.aiter_triton",
-        about="AITER's Triton attention.mla_decode, vLLM's kernel; on a CPU through Triton's interpreter, mended",
+        about="AITER's Triton attention.mla_decode as on ROCm; on a CPU through Triton's interpreter, mended",
+    ),
+    "aiter-triton-grouped": Entry(
+        module="harness.backends.aiter_triton",
+        about="AITER's Triton attention.mla_decode as off ROCm; on a CPU through Triton's interpreter, mended",
     ),
     "aiter-triton-rope": Entry(
         module="harness.backends.aiter_triton",
