@@ -163,7 +163,7 @@ def read_contract(function: Callable[..., Any]) -> GluonContract:
     parameters = tuple(inspect.signature(function).parameters)
     generation = GENERATIONS.get(parameters)
     if generation is None:
-        nearest = min(GENERATIONS, key=lambda known: len(set(known) ^ set(parameters)))
+        nearest = min(reversed(GENERATIONS), key=lambda known: len(set(known) ^ set(parameters)))
         more, less = set(parameters) - set(nearest), set(nearest) - set(parameters)
         raise NotInstalled(
             f"unknown signature of {where}: against release {GENERATIONS[nearest]} it has "
