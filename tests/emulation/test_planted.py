@@ -145,3 +145,15 @@ def test_a_triton_kernel_runs_in_the_same_pass():
         planted.scale[(2,)](torch.ones(100), out, 2.5, 100, BLOCK=64)
     assert (out == 2.5).all()
     assert session.launches == [("scale", 2)]
+
+
+def test_matrix_products_have_one_thread_inside_a_session_only():
+    from harness.emulation.threads import _blas
+
+    found = _blas()
+    if found is None:
+        pytest.skip("numpy's BLAS here is not OpenBLAS")
+    before = found[0]()
+    with emulate():
+        assert found[0]() == 1
+    assert found[0]() == before
