@@ -13,6 +13,7 @@ Source: Triton 3.9, ``JITFunction.run`` and its warm-up; ``HIPBackend``.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -126,9 +127,10 @@ def _words_of(error: BaseException, printed: str, launch: Launch) -> str:
         cause = cause.__cause__
     words = (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
     if line is not None:
-        function = launch.kernel.fn
-        first = function.__code__.co_firstlineno
-        return f"{function.__code__.co_filename}:{first + line - 1}: {type(cause).__name__}: {words}"
+        # The compiler counts from the line of "def"; decorators stand above it.
+        lines, first = inspect.getsourcelines(launch.kernel.fn)
+        first += next(index for index, text in enumerate(lines) if text.lstrip().startswith("def "))
+        return f"{inspect.getsourcefile(launch.kernel.fn)}:{first + line - 1}: {type(cause).__name__}: {words}"
     return f"{launch.name}: {type(cause).__name__}: {words}"
 
 
