@@ -124,7 +124,9 @@ def _read(path: Path, number: int, entry: dict[str, Any]) -> KnownFailure:
     owner = f"{path}: entry {entry.get('name', number)!r}"
     lacking, unknown = _KEYS - {"regimes", "where", "when", "launch"} - set(entry), set(entry) - _KEYS
     if lacking or unknown:
-        raise KnownError(f"{owner}: lacks {', '.join(sorted(lacking)) or 'nothing'}, unknown {', '.join(sorted(unknown)) or 'nothing'}")
+        raise KnownError(
+            f"{owner}: lacks {', '.join(sorted(lacking)) or 'nothing'}, unknown {', '.join(sorted(unknown)) or 'nothing'}"
+        )
     when, expires = entry.get("when", "always"), entry["expires"]
     if when not in CONDITIONS:
         raise KnownError(f"{owner}: when = {when!r} is none of {', '.join(CONDITIONS)}")

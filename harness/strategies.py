@@ -150,15 +150,10 @@ def lengths_table(longest: int, tiles: Iterable[int] = TILES) -> tuple[int, ...]
 
 
 def acceptance(regime: Regime, backend: Backend, device: torch.device | str = "cpu") -> Accepts:
-    """Make the question whether a case may be asked.
-
-    It lies in the regime, the backend accepts it on the device, and it is not known to fail.
-    """
+    """Make the question whether a case may be asked: of the regime, accepted on the device, and not known to fail."""
     device = torch.device(device)
     return lambda case: (
-        case in regime.where
-        and backend.why_not(case, device) is None
-        and covering(backend.name, case, regime.name) is None
+        case in regime.where and backend.why_not(case, device) is None and not covering(backend.name, case, regime.name)
     )
 
 

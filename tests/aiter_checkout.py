@@ -13,7 +13,7 @@ GLUON = "aiter/ops/triton/gluon/mla_gluon.py"
 MLA = "aiter/ops/triton/attention/mla.py"
 
 #: A wrapper with the parameters of 0.1.18 and the assertions that its contract is read from.
-WRAPPER = '''
+WRAPPER = """
 def mla_gluon(q_nope, q_pe, kv_c, o, page_table, seq_info, sm_scale, k_pe=None, kv_pe_offset=512, use_2d_view=True,
               kv_scale=1.0, min_kv_seq_len=1, return_lse=False, has_pe=True, attn_sink=None):
     batch_size, qlen, nhead, head_dim_ckv = q_nope.shape
@@ -25,7 +25,7 @@ def mla_gluon(q_nope, q_pe, kv_c, o, page_table, seq_info, sm_scale, k_pe=None, 
     if REGIME == "bh64":
         assert batch_size % 64 == 0
     return o, None
-'''
+"""
 
 
 def make_checkout(root: Path, files: Mapping[str, str] | None = None) -> Path:

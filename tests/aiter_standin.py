@@ -117,7 +117,7 @@ class StandIn:
                 demand(given is not None, "fp8 Q requires q_scale and kv_scale")
             if given is not None:
                 demand(isinstance(given, Tensor) and given.dtype is torch.float32 and given.numel() == 1, f"{name}: fp32 [1]")
-                if query.dtype is FP8 or index == 1 and kv.dtype is FP8:
+                if query.dtype is FP8 or (index == 1 and kv.dtype is FP8):
                     scales[index] = float(given)
         demand(bool(a["causal"]), "the stand-in knows the masked kernels")
         return scales[0], scales[1]
@@ -280,8 +280,17 @@ def stood_in(modules: AiterModules) -> Iterator[tuple[AsmLibrary, StandIn]]:
 
     core = types.ModuleType("aiter.jit.core")
     core.__dict__.update(compile_ops=compile_ops, is_experimental_enabled=lambda: False)
-    foreign = {"csrc": {}, "csrc.cpp_itfs": {}, "csrc.cpp_itfs.pa": {}, "csrc.cpp_itfs.torch_utils": {"direct_register_custom_op"}}
-    for name, function in (("pa", "paged_attention_rocm"), ("pa_ragged", "paged_attention_ragged"), ("pa_v1", "paged_attention_v1")):
+    foreign = {
+        "csrc": {},
+        "csrc.cpp_itfs": {},
+        "csrc.cpp_itfs.pa": {},
+        "csrc.cpp_itfs.torch_utils": {"direct_register_custom_op"},
+    }
+    for name, function in (
+        ("pa", "paged_attention_rocm"),
+        ("pa_ragged", "paged_attention_ragged"),
+        ("pa_v1", "paged_attention_v1"),
+    ):
         foreign[f"csrc.cpp_itfs.pa.{name}"] = {function}
     before = {name: sys.modules.get(name) for name in foreign}
     with modules.entered():

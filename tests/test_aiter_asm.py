@@ -75,7 +75,9 @@ def test_a_refused_cell_is_never_called() -> None:
     def explode(**named: Any) -> None:
         raise AssertionError("called")
 
-    backend = AiterAsm("aiter-asm-np", "plain", AsmLibrary(decode=explode, metadata_info=explode, metadata=explode), lambda d: "gfx950")
+    backend = AiterAsm(
+        "aiter-asm-np", "plain", AsmLibrary(decode=explode, metadata_info=explode, metadata=explode), lambda d: "gfx950"
+    )
     with pytest.raises(Unsupported, match="no kernel"):
         backend.run(make_inputs(Case.parse("v1:H=12:N=130:lse=0:end")))
 

@@ -23,7 +23,10 @@ def modules_of(root: Path, files: dict[str, str]) -> AiterModules:
 
 def test_two_versions_keep_their_own_modules(tmp_path: Path) -> None:
     one, two = (
-        modules_of(tmp_path / name, {"aiter/ops/k.py": f"import aiter.ops.x\nWHO = aiter.ops.x.WHO", "aiter/ops/x.py": f"WHO = '{name}'"})
+        modules_of(
+            tmp_path / name,
+            {"aiter/ops/k.py": "import aiter.ops.x\nWHO = aiter.ops.x.WHO", "aiter/ops/x.py": f"WHO = '{name}'"},
+        )
         for name in ("one", "two")
     )
     assert (one.load("aiter.ops.k").WHO, two.load("aiter.ops.k").WHO) == ("one", "two")

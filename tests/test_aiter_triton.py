@@ -14,7 +14,7 @@ from harness.backends.aiter_source import SOURCE_VARIABLE, named_sources, parse_
 from harness.backends.aiter_triton import AiterTriton
 from harness.backends.aiter_triton_entries import ENTRY_POINTS
 from harness.backends.protocol import NotInstalled
-from harness.backends.token_rows import page_table, padded_rows, ragged_rows, row_lengths
+from harness.backends.token_rows import padded_rows, page_table, ragged_rows, row_lengths
 from harness.case import Case
 from harness.inputs import make_inputs
 from references.oracle import oracle

@@ -12,7 +12,7 @@ from harness.assembly import Resources, read_resources
 from harness.backends.gfx950 import LDS_BYTES
 from harness.case import Case
 
-triton = pytest.importorskip("triton", reason="compiling needs triton, which is not installed here")
+pytest.importorskip("triton", reason="compiling needs triton, which is not installed here")
 
 from harness.backends.launches import Compiled, Launch, compile_launch, needed_hints, recorded
 from tests import compile_kernels

@@ -167,8 +167,8 @@ class AiterAsm:
             {"fast_mode": True},
         )
         # The sizes come in this order; the call that fills them takes the second and the third the other way round.
-        names = ("work_meta_data", "work_indptr", "work_info_set")
-        names += ("reduce_indptr", "reduce_final_map", "reduce_partial_map")
+        names = ["work_meta_data", "work_indptr", "work_info_set"]
+        names += ["reduce_indptr", "reduce_final_map", "reduce_partial_map"]
         made = {
             name: torch.empty(shape, dtype=dtype, device=inputs.device)
             for name, (shape, dtype) in zip(names, self._library.metadata_info(**sizes), strict=True)

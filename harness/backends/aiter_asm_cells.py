@@ -68,10 +68,16 @@ def read_cells(path: Path = TABLE) -> tuple[Cell, ...]:
     """
     cells = []
     for row in tomllib.loads(path.read_text(encoding="utf-8"))["cell"]:
-        lists = {key: tuple(row.get(key, ())) for key in ("heads", "tokens", "lse_not")}
-        lse = tuple(row["lse"]) if "lse" in row else None
-        words = {key: row[key] for key in ("arch", "mode", "query", "cache", "why")}
-        cells.append(Cell(**words, **lists, lse=lse))
+        words = {key: str(row[key]) for key in ("arch", "mode", "query", "cache", "why")}
+        cells.append(
+            Cell(
+                **words,
+                heads=tuple(row["heads"]),
+                tokens=(row["tokens"][0], row["tokens"][1]),
+                lse=(row["lse"][0], row["lse"][1]) if "lse" in row else None,
+                lse_not=tuple(row.get("lse_not", ())),
+            )
+        )
     return tuple(cells)
 
 

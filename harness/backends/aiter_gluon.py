@@ -84,7 +84,7 @@ class AiterGluon:
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         """Lay out a case as the wrapper's keyword arguments."""
         case = inputs.case
-        three = case.query_tokens == 1 and case.query_layout != "transposed" or not self.contract.multi_token
+        three = (case.query_tokens == 1 and case.query_layout != "transposed") or not self.contract.multi_token
         split = case.query_layout == "split"
         rows = flat_rows(inputs)
         given: dict[str, Any] = {

@@ -54,9 +54,7 @@ class _Fingerprint:
     def of(cls, path: Path) -> _Fingerprint:
         """Take a file's fingerprint."""
         status = path.stat()
-        return cls(
-            stamp=(status.st_mtime_ns, status.st_size), digest=hashlib.sha256(path.read_bytes()).hexdigest()
-        )
+        return cls(stamp=(status.st_mtime_ns, status.st_size), digest=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def _ours(name: str) -> bool:
@@ -139,9 +137,7 @@ class AiterModules:
         for path, before in self._fingerprints.items():
             try:
                 status = path.stat()
-                same = (status.st_mtime_ns, status.st_size) == before.stamp or _Fingerprint.of(
-                    path
-                ).digest == before.digest
+                same = (status.st_mtime_ns, status.st_size) == before.stamp or _Fingerprint.of(path).digest == before.digest
             except OSError:
                 same = False
             if not same:
@@ -186,9 +182,7 @@ class AiterModules:
         if "aiter" in sys.modules:
             return
         init = self.source.package / "__init__.py"
-        spec = importlib.util.spec_from_file_location(
-            "aiter", init, submodule_search_locations=[str(self.source.package)]
-        )
+        spec = importlib.util.spec_from_file_location("aiter", init, submodule_search_locations=[str(self.source.package)])
         if spec is None or spec.loader is None:  # a file that exists always has a loader
             raise NotInstalled(f"AITER {self.source.label}: {init} cannot be loaded.")
         package = importlib.util.module_from_spec(spec)

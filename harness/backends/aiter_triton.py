@@ -61,9 +61,7 @@ class AiterTriton:
     def _function(self, modules: AiterModules) -> Callable[..., Any]:
         function = getattr(modules.load(self._place), self.entry.function, None)
         if function is None:
-            raise NotInstalled(
-                f"AITER {self.source.label}: {modules.path_of(self._place)} defines no {self.entry.function}"
-            )
+            raise NotInstalled(f"AITER {self.source.label}: {modules.path_of(self._place)} defines no {self.entry.function}")
         return function  # type: ignore[no-any-return]
 
     def _check_signature(self, function: Callable[..., Any]) -> None:

@@ -84,9 +84,7 @@ def _mla(inputs: Inputs) -> dict[str, Any]:
         "q": _joint(inputs),
         "kv_buffer": inputs.cache.unsqueeze(2),
         "out": _flat_out(inputs),
-        "cu_seqlens_q": torch.arange(0, (case.batch + 1) * case.query_tokens, case.query_tokens).to(
-            inputs.device, torch.int32
-        ),
+        "cu_seqlens_q": torch.arange(0, (case.batch + 1) * case.query_tokens, case.query_tokens).to(inputs.device, torch.int32),
         "seqused_k": inputs.lengths,
         "max_seqlen_kv": max(case.lengths),
         "block_tables": page_table(inputs),

@@ -54,7 +54,7 @@ def gfx950_answered() -> Iterator[None]:
     from triton.runtime import driver
 
     before = driver._active
-    driver.set_active(_AnsweredDriver())  # type: ignore[arg-type]
+    driver.set_active(_AnsweredDriver())
     try:
         yield
     finally:

@@ -80,11 +80,11 @@ def recorded() -> Iterator[list[Launch]]:
     def record(self: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
         launches.append(Launch(kernel=self, arguments=arguments, keywords=keywords, grid=grid))
 
-    JITFunction.run = record  # type: ignore[method-assign]
+    JITFunction.run = record
     try:
         yield launches
     finally:
-        JITFunction.run = original  # type: ignore[method-assign]
+        JITFunction.run = original
 
 
 @contextmanager
