@@ -196,12 +196,14 @@ def write(place: Place, values: Any) -> None:
     """Write register values, of the memory's type and the place's shape, to a place."""
     memory = place.memory
     if memory.before_write is not None:
-        memory.before_write(memory)
+        memory.before_write(_elements(place))
     if memory.watch is not None:
         memory.watch(memory, _elements(place), True)
     if not place.shape:
         if place.active is None:
             memory.codes[place.index] = encode(np.asarray(values)[None], memory.kind)[0]
+        return
+    if place.index.size == 0:
         return
     codes = encode(values, memory.kind)
     if codes.shape != place.shape:

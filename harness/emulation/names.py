@@ -146,6 +146,8 @@ def meaning(value: Any, jit: Callable[[Any], Any]) -> tuple[bool, Any]:
         return True, known
     if isinstance(value, constexpr):
         return True, value.value
+    if value is constexpr:
+        return True, creation.same
     kind = kind_of(value)
     if kind is not None:
         return True, kind
