@@ -186,6 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from harness.backends.aiter_source import name_sources
 
+    # The interpreter would take the place of the kernels, and of Triton's own library, when triton is imported.
+    os.environ.pop("TRITON_INTERPRET", None)
+
     rows: list[Row] = []
     try:
         name_sources(options.aiter_source)

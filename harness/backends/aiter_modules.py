@@ -160,6 +160,8 @@ class AiterModules:
             sys.meta_path[:0] = self._finders
             sys.dont_write_bytecode = True
             os.environ["AITER_TRITON_ONLY"] = "1"
+            # Whoever emulates or interprets replaces the kernels himself, and needs them as a compiler would get them.
+            os.environ.pop("TRITON_INTERPRET", None)
             os.environ.setdefault("AITER_LOG_LEVEL", "WARNING")
             try:
                 if self.answered:
