@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, PLACEMENTS, POISONS, QUERY_LAYOUTS, TABLES, Case, CaseError
+from harness.known import covering
 from harness.profiles import Profile
 from harness.regimes import Regime
 from harness.region import Numbers, Region
@@ -149,9 +150,11 @@ def lengths_table(longest: int, tiles: Iterable[int] = TILES) -> tuple[int, ...]
 
 
 def acceptance(regime: Regime, backend: Backend, device: torch.device | str = "cpu") -> Accepts:
-    """Make the question whether a case may be asked: it lies in the regime, and the backend accepts it on the device."""
+    """Make the question whether a case may be asked: of the regime, accepted on the device, and not known to fail."""
     device = torch.device(device)
-    return lambda case: case in regime.where and backend.why_not(case, device) is None
+    return lambda case: (
+        case in regime.where and backend.why_not(case, device) is None and not covering(backend.name, case, regime.name)
+    )
 
 
 def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
