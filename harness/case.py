@@ -197,6 +197,8 @@ class Case:
             faults.append(f"lengths must be a tuple with one entry a request, not {self.lengths!r}")
         elif any(type(length) is not int or not 0 <= length <= 1 << 31 for length in self.lengths):
             faults.append(f"each length must be a whole number from 0 to 2^31, not {self.lengths!r}")
+        elif not faults and max(self.pool_rows, 4 * sum(self.lengths)) // self.page_size >= 1 << 31:
+            faults.append("the pool has more pages than int32 page ids can name: make the pages larger or the pool smaller")
         elif len(self.lengths) > 65536:
             faults.append(f"at most 65536 requests, not {len(self.lengths)}")
         return faults

@@ -1,0 +1,96 @@
+"""The names of all backends.
+
+1. An entry is data: where the backend lives and what it is. Its module, and with it triton or aiter, is imported when the
+   backend is made.
+2. ``name@LABEL`` is one of several versions of a backend; ``family:rest`` is a member of a family that its module lists.
+3. Unknown and not installed are different errors; the first names what is near, the second says how to install.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from harness.backends.protocol import Backend, NotInstalled, UnknownBackend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A backend, or a family of backends, that can be made by name."""
+
+    #: Module with ``make(name, label) -> Backend``; for a family also ``names() -> list[str]``.
+    module: str
+    #: What it is, one line.
+    about: str
+    #: Whether the gate runs it when no backend is named and it can run here.
+    default: bool = False
+    #: Whether the name continues with ``:rest``.
+    family: bool = False
+
+
+ENTRIES: Mapping[str, Entry] = {
+    "torch-sdpa": Entry(
+        module="harness.backends.torch_sdpa",
+        about="torch's scaled_dot_product_attention over gathered rows",
+        default=True,
+    ),
+    "triton-splitkv": Entry(
+        module="harness.backends.triton_splitkv",
+        about="the embedded paged split-KV Triton kernel; on a CPU through Triton's interpreter, mended",
+        default=True,
+    ),
+}
+
+
+def names() -> list[str]:
+    """List the names that can be asked for; a family stands as ``family:…``."""
+    return [f"{name}:…" if entry.family else name for name, entry in ENTRIES.items()]
+
+
+def entry_of(name: str) -> Entry:
+    """Find the entry behind a name.
+
+    Raises:
+        UnknownBackend: if there is none; the message names what is near.
+    """
+    stem = name.partition("@")[0]
+    family, colon, _ = stem.partition(":")
+    entry = ENTRIES.get(family if colon else stem)
+    if entry is None or entry.family != bool(colon):
+        near = get_close_matches(stem, ENTRIES, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
+        raise UnknownBackend(f"no backend is called {name!r}: {hint}")
+    return entry
+
+
+def make(name: str) -> Backend:
+    """Make a backend by name.
+
+    Raises:
+        UnknownBackend: if no backend has the name.
+        NotInstalled: if it cannot run here; the message says what is missing and how to get it.
+    """
+    entry = entry_of(name)
+    stem, _, label = name.partition("@")
+    try:
+        module = importlib.import_module(entry.module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in ("harness", "references", "cases"):
+            raise
+        raise NotInstalled(f"{name} needs the package {error.name!r}, which is not installed here") from error
+    backend: Backend = module.make(stem, label or None)
+    return backend
+
+
+def defaults() -> dict[str, Backend | NotInstalled]:
+    """Make every backend that the gate runs by default; one that cannot run here gives its reason instead."""
+    made: dict[str, Backend | NotInstalled] = {}
+    for name, entry in ENTRIES.items():
+        if entry.default:
+            try:
+                made[name] = make(name)
+            except NotInstalled as reason:
+                made[name] = reason
+    return made

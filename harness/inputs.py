@@ -1,0 +1,237 @@
+"""The tensors of a case, in hostile memory.
+
+1. The same case gives the same bytes on every machine and device: they are made on the host and copied.
+2. A kernel owns its outputs and nothing else. Around every buffer lie guard bands; dead slots, page tails, paddings, page 0
+   and whatever a fused tensor holds beside the query are poison; outputs begin as NaN.
+3. A pool above 64 MiB on the host is mapped lazily: poison then lies on the live pages, their neighbours and page 0 only.
+4. ``slots`` is the truth's own map of the pool. A backend reads the tables.
+
+Source: the layouts are vLLM's and SGLang's: nope as a bmm leaves it, rope as a slice of the un-absorbed query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.cache import Placement, block_table, place, ragged_table
+from harness.case import Case
+from harness.content import FAMILIES, PIECE, Aim, Request
+from harness.memory import GUARD_BYTE, LAZY_BYTES, Arena, NotEnoughMemory, Violation, free_bytes
+from references.decode import Problem
+from references.formats import FORMATS, Format, encode
+
+#: Elements of the un-absorbed query that lie before the rope part in the transposed layout (DeepSeek's nope width).
+UNABSORBED = 128
+#: A NaN code of each format whose NaN is not all bits set.
+_NAN_BYTES = {"e4m3fnuz": 0x80}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a backend is given, and what the truth is computed from."""
+
+    case: Case
+    device: torch.device
+    #: Latent part of the query codes, [B, S, H, L], strides by ``case.query_layout``.
+    query_nope: Tensor
+    #: Rope part of the query codes, [B, S, H, R], strides by ``case.query_layout``.
+    query_rope: Tensor
+    #: The pool of cache codes, [P, T, D], unit stride in D.
+    cache: Tensor
+    #: Page ids, int32 [B, W]; entries past a request's pages are absurd. None for a ragged table.
+    block_table: Tensor | None
+    #: Ends of each request's pages in ``kv_indices``, int32 [B + 1]. None for a padded table.
+    kv_indptr: Tensor | None
+    #: Page ids of all requests, int32 [sum]. None for a padded table.
+    kv_indices: Tensor | None
+    #: N of each request, int32 [B].
+    lengths: Tensor
+    #: The query scale, fp32 [1].
+    query_scale: Tensor
+    #: The cache scale, fp32 [1].
+    cache_scale: Tensor
+    #: Where the output goes, [B, S, H, L]; NaN.
+    out: Tensor
+    #: Where the log-sum-exp goes, fp32 [B, S, H]; NaN. None if the case asks for none.
+    lse: Tensor | None
+    #: Token slots of all requests one after another, int64 [sum N]; the truth's, not the backend's.
+    slots: Tensor
+    #: The memory behind all of them.
+    arena: Arena
+
+    @property
+    def query(self) -> Tensor:
+        """The joint query codes, [B, S, H, D]: a view where the layout is fused, else a new tensor."""
+        if self.case.query_layout == "fused":
+            latent, rope = self.case.latent, self.case.rope
+            return self.query_nope.as_strided((*self.query_nope.shape[:3], latent + rope), self.query_nope.stride())
+        bits = _INTEGERS[self.query_nope.element_size()]
+        joint = torch.cat([self.query_nope.view(bits), self.query_rope.view(bits)], dim=-1)
+        return joint.view(self.query_nope.dtype)
+
+    def problem(self) -> Problem:
+        """State the problem for the reference and the oracle."""
+        case = self.case
+        return Problem(
+            query=self.query,
+            query_format=case.query_format,
+            query_scale=case.query_scale,
+            cache=self.cache,
+            cache_format=case.cache_format,
+            cache_scale=case.cache_scale,
+            slots=self.slots,
+            lengths=case.lengths,
+            softmax_scale=case.softmax_scale,
+            latent=case.latent,
+        )
+
+    def violations(self) -> list[Violation]:
+        """Find what a run touched and does not own."""
+        return self.arena.violations()
+
+
+def make_inputs(case: Case, *, device: torch.device | str = "cpu", output_format: str = "bf16") -> Inputs:
+    """Make the tensors of a case.
+
+    Args:
+        case: the problem.
+        device: where they go.
+        output_format: number format of the output buffer.
+
+    Raises:
+        NotEnoughMemory: if the device has too little free; nothing was run.
+    """
+    device = torch.device(device)
+    placement = place(case)
+    _check_memory(case, placement, device)
+    arena = Arena(device)
+    requests = _requests(case, placement)
+    queries = np.stack([FAMILIES[case.content][0](request) for request in requests])
+    nope, rope = _lay_query(case, arena, queries)
+    cache = _fill_pool(case, arena, placement, requests, queries)
+    tables: dict[str, Tensor | None] = dict.fromkeys(("block_table", "kv_indptr", "kv_indices"))
+    if case.table == "padded":
+        tables["block_table"] = _give(arena, "block_table", block_table(placement, case.table_padding))
+    else:
+        indptr, indices = ragged_table(placement)
+        tables |= {"kv_indptr": _give(arena, "kv_indptr", indptr), "kv_indices": _give(arena, "kv_indices", indices)}
+    shape = (case.batch, case.query_tokens, case.heads)
+    out = arena.allocate("out", int(np.prod(shape)) * case.latent, FORMATS[output_format].storage, output=True)
+    lse = arena.allocate("lse", int(np.prod(shape)), torch.float32, output=True) if case.lse else None
+    inputs = Inputs(
+        case=case,
+        device=device,
+        query_nope=nope,
+        query_rope=rope,
+        cache=cache,
+        **tables,
+        lengths=_give(arena, "lengths", np.array(case.lengths, np.int32)),
+        query_scale=_give(arena, "query_scale", np.array([case.query_scale], np.float32)),
+        cache_scale=_give(arena, "cache_scale", np.array([case.cache_scale], np.float32)),
+        out=out.view(*shape, case.latent),
+        lse=None if lse is None else lse.view(shape),
+        slots=torch.from_numpy(placement.slots).to(device),
+        arena=arena,
+    )
+    arena.seal()
+    return inputs
+
+
+def _requests(case: Case, placement: Placement) -> list[Request]:
+    aim, ends = Aim.at(case), np.cumsum([0, *case.lengths])
+    return [
+        Request(case=case, index=index, slots=placement.slots[ends[index] : ends[index + 1]], aim=aim)
+        for index in range(case.batch)
+    ]
+
+
+def _check_memory(case: Case, placement: Placement, device: torch.device) -> None:
+    known = FORMATS[case.cache_format]
+    row = (case.width + case.token_padding) * known.storage.itemsize
+    live, pool = row * sum(case.lengths), row * case.page_size * placement.pages
+    needed = pool if device.type == "cuda" or pool <= LAZY_BYTES else 2 * row * case.page_size * 3 * len(placement.live_pages)
+    # The truth works in fp32 and fp64 on streamed pieces; four times the live rows covers codes, copies and pieces.
+    needed += 4 * live + 16 * case.batch * case.query_tokens * case.heads * case.latent
+    free = free_bytes(device)
+    if needed > free:
+        raise NotEnoughMemory(f"not run: needs {needed / 2**30:.1f} GiB on {device}, {free / 2**30:.1f} GiB are free")
+
+
+def _give(arena: Arena, name: str, values: NDArray[np.int32] | NDArray[np.float32]) -> Tensor:
+    buffer = arena.allocate(name, values.size, torch.from_numpy(values).dtype).view(values.shape)
+    return buffer.copy_(torch.from_numpy(values))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """View codes as integers: copies and writes of floating-point codes may not keep every NaN."""
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def _codes(values: NDArray[np.float32], known: Format) -> Tensor:
+    return _bits(encode(torch.from_numpy(np.ascontiguousarray(values)), known, saturate=True))
+
+
+def _poison(case: Case, name: str) -> int:
+    """Find the integer that poisons one element of a format."""
+    known = FORMATS[name]
+    if case.poison == "large":
+        return int(_bits(encode(torch.tensor([known.maximum]), known)).item())
+    return _NAN_BYTES.get(name, -1 if known.storage.itemsize > 1 else GUARD_BYTE)
+
+
+def _lay_query(case: Case, arena: Arena, queries: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+    known, latent, rope = FORMATS[case.query_format], case.latent, case.rope
+    batch, tokens, heads = case.batch, case.query_tokens, case.heads
+    codes = _codes(queries, known)
+    rows = batch * tokens * heads
+    if case.query_layout == "fused":
+        joint = arena.allocate("query", rows * case.width, known.storage).view(batch, tokens, heads, case.width)
+        nope, pe = joint[..., :latent], joint[..., latent:]
+    elif case.query_layout == "transposed":
+        nope = arena.allocate("query_nope", rows * latent, known.storage).view(heads, batch, tokens, latent).permute(1, 2, 0, 3)
+        whole = arena.allocate("query_rope", rows * (UNABSORBED + rope), known.storage)
+        _bits(whole).fill_(_poison(case, case.query_format))
+        pe = whole.view(batch, tokens, heads, UNABSORBED + rope)[..., UNABSORBED:]
+    else:
+        nope = arena.allocate("query_nope", rows * latent, known.storage).view(batch, tokens, heads, latent)
+        pe = arena.allocate("query_rope", rows * rope, known.storage).view(batch, tokens, heads, rope)
+    _bits(nope).copy_(codes[..., :latent])
+    _bits(pe).copy_(codes[..., latent:])
+    return nope, pe
+
+
+def _fill_pool(
+    case: Case, arena: Arena, placement: Placement, requests: list[Request], queries: NDArray[np.float32]
+) -> Tensor:
+    known, size = FORMATS[case.cache_format], case.page_size
+    row = case.width + case.token_padding
+    page = size * row + case.page_padding
+    pool = arena.allocate("cache", placement.pages * page, known.storage)
+    bits, poison = _bits(pool), _poison(case, case.cache_format)
+    if arena.device.type == "cpu" and pool.numel() * pool.element_size() > LAZY_BYTES:
+        live = placement.live_pages
+        near = np.unique(np.concatenate([[0], live - 1, live, live + 1]))
+        near = near[(near >= 0) & (near < placement.pages)]
+        runs = np.split(near, np.flatnonzero(np.diff(near) > 1) + 1)
+        parts = [(int(run[0]) * page, int(run[-1] + 1) * page) for run in runs]
+        for start, stop in parts:
+            bits[start:stop] = poison
+        width = pool.element_size()
+        arena.watch_only("cache", [(start * width, (stop - start) * width) for start, stop in parts])
+    else:
+        bits.fill_(poison)
+    cells = bits.as_strided((placement.pages, size, case.width), (page, row, 1))
+    # The first request last: it owns the pages that others share with it.
+    for request in reversed(requests):
+        for start in range(0, request.length, PIECE):
+            stop = min(start + PIECE, request.length)
+            values = FAMILIES[case.content][1](request, queries[request.index], start, stop)
+            slots = torch.from_numpy(request.slots[start:stop]).to(arena.device)
+            cells[slots // size, slots % size] = _codes(values, known).to(arena.device)
+    return pool.as_strided((placement.pages, size, case.width), (page, row, 1))
