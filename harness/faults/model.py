@@ -75,7 +75,7 @@ class Scene:
     variant: Variant
     acts: Acts
     #: Kept from call to call by the backend.
-    memory: dict[str, Any]
+    memory: dict[Any, Any]
     lengths: list[int] = field(default_factory=list)
     query_scale: float = 1.0
     #: Cache scale as it acts on K.
@@ -122,7 +122,7 @@ class Scene:
         return self.inputs.cache.element_size()
 
 
-def open_scene(inputs: Inputs, variant: Variant, acts: Acts, memory: dict[str, Any]) -> Scene:
+def open_scene(inputs: Inputs, variant: Variant, acts: Acts, memory: dict[Any, Any]) -> Scene:
     """Lay out what a kernel is given in this call."""
     case = inputs.case
     scene = Scene(inputs=inputs, variant=variant, acts=acts, memory=memory)
@@ -152,7 +152,7 @@ def _allocation(tensor: torch.Tensor) -> torch.Tensor:
     return whole.set_(tensor.untyped_storage())  # type: ignore[call-overload, no-any-return]
 
 
-def run(inputs: Inputs, variant: Variant, acts: Acts, memory: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def run(inputs: Inputs, variant: Variant, acts: Acts, memory: dict[Any, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Answer one decode problem and store it into the outputs of ``inputs``.
 
     Raises:
@@ -167,13 +167,9 @@ def run(inputs: Inputs, variant: Variant, acts: Acts, memory: dict[str, Any]) ->
             out[request], lse[request] = answer(scene, request)
         written = torch.ones(lse.shape, dtype=torch.bool)
         out, lse, written = scene.at("store", (out, lse, written))
-        stored = out.to(inputs.out.dtype)
-        if bool(written.all()):
-            inputs.out.copy_(stored)
-            inputs.lse.copy_(lse)
-        else:
-            inputs.out[written] = stored[written]
-            inputs.lse[written] = lse[written]
+        for target, values in ((inputs.out, out), (inputs.lse, lse)):
+            if target is not None:
+                target[written] = values.to(target.dtype)[written]
         scene.at("end", scene)
     return inputs.out, inputs.lse
 
