@@ -111,13 +111,10 @@ def swapped_query_strides(scene: Scene, _: Scene) -> Scene:
 
 def page_size_one(scene: Scene, _: Scene) -> Scene:
     """Take table entries for token slots: no page size in the kernel."""
-    scene.page_stride, scene.page_size = scene.token_stride, 1
+    if scene.page_size > 1:
+        scene.page_stride, scene.page_size = scene.token_stride, 1
+        scene.outside = "zero"
     return scene
-
-
-def column_by_slot(scene: Scene, columns: Tensor) -> Tensor:
-    """Step through the table as if there were an entry a token, up to its end."""
-    return columns
 
 
 def shift_instead_of_divide(scene: Scene, within: Tensor) -> Tensor:
@@ -144,18 +141,15 @@ def last_page_by_remainder(scene: Scene, plan: list[tuple[int, int]]) -> list[tu
     return [(min(a, stop), min(b, stop)) for a, b in plan]
 
 
-def whole_last_page(scene: Scene, lanes: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def whole_last_page(scene: Scene, plan: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Read the last page to its end, past the length."""
-    tokens, live = lanes
-    page_end = -(-scene.length // scene.page_size) * scene.page_size
-    last = max(stop for _, stop in scene.plan)
-    scene.memory["seen"] = page_end
-    return tokens, live | ((tokens >= last) & (tokens < page_end) & (tokens >= scene.plan[-1][0]))
+    stop = -(-scene.length // scene.page_size) * scene.page_size
+    return [(a, stop if a < scene.length == b else b) for a, b in plan]
 
 
-def see_live_lanes(scene: Scene, visible: Tensor) -> Tensor:
-    """See whatever was read, past the length too."""
-    return visible | (scene.live & (scene.tokens >= scene.length))[:, None]
+def see_what_was_read(scene: Scene, visible: Tensor) -> Tensor:
+    """See the slots past the length for what the last query token sees."""
+    return visible | (scene.live & (scene.tokens >= scene.length))
 
 
 def drop_last_tile(scene: Scene, plan: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -209,7 +203,7 @@ FAULTS = (
           what="the query's token and head strides are exchanged", needs="two heads and two query tokens",
           shows=lambda case: case.heads > 1 and case.query_tokens > 1, acts={"arguments": swapped_query_strides}),
     Fault(name="page-size-ignored", kind="C", report="ROCm/aiter #2996", what="table entries are taken for token slots",
-          needs="page size > 1", shows=_several, acts={"arguments": page_size_one}),
+          needs="page size > 1", shows=lambda case: case.page_size > 1, acts={"arguments": page_size_one}),
     Fault(name="page-size-rounded-down", kind="C", report="vllm-project/vllm #47671 (page 480)",
           what="the offset in a page is cut to a power of two", needs="a page size that is none",
           shows=lambda case: case.page_size & (case.page_size - 1) != 0 and _several(case),
@@ -227,7 +221,7 @@ FAULTS = (
     Fault(name="last-page-whole", kind="C", report="vllm-project/vllm #47305", what="the last page is read to its end",
           needs="a length that is no multiple of the page size",
           shows=lambda case: any(n % case.page_size for n in case.lengths),
-          acts={"lanes": whole_last_page, "visible": see_live_lanes}),
+          acts={"plan": whole_last_page, "visible": see_what_was_read}),
     Fault(name="last-tile-dropped", kind="C", report="ROCm/aiter #2319", what="a partial last tile is not read",
           needs="a split that is no whole number of tiles",
           shows=lambda case: any(n % 32 for n in case.lengths), acts={"plan": drop_last_tile}),

@@ -209,7 +209,7 @@ FAULTS = (
     Fault(name="causal-one-less", kind="F", report="ROCm/aiter #4872", what="query tokens do not see their own key",
           needs="any tokens", acts={"visible": causal_one_less}, twins=("new-tokens-not-counted",)),
     Fault(name="causal-from-the-left", kind="F", report="sgl-project/sglang #12295", what="the causal mask is aligned to the first cached token",
-          needs="N greater than S", shows=lambda case: any(n > case.query_tokens for n in case.lengths),
+          needs="N that is not S", shows=lambda case: any(n and n != case.query_tokens for n in case.lengths),
           acts={"visible": causal_from_the_left}),
     Fault(name="causal-reversed", kind="F", report="ROCm/aiter #5679", what="the causal staircase runs the other way",
           needs="two query tokens", shows=_tokens, acts={"visible": causal_reversed}),

@@ -61,7 +61,7 @@ def largest_is_nan(scene: Scene, rows: Tensor) -> Tensor:
     return rows.masked_fill(rows.abs() >= 256.0, math.nan)
 
 
-def signs_dropped(scene: Scene, rows: Tensor) -> Tensor:
+def clamped_to_240(scene: Scene, rows: Tensor) -> Tensor:
     """Cap fp8 values at 240, the largest of the other e4m3."""
     return rows.clamp(-240.0, 240.0) if scene.cache_dtype.itemsize == 1 else rows
 
@@ -151,8 +151,8 @@ FAULTS = (
     Fault(name="fp8-largest-as-nan", kind="O", report="kekzl/imp #33", what="the top exponent of e4m3 is taken for NaN",
           needs="an fp8 cache with codes of 256 and more", shows=_fp8, acts={"rows": largest_is_nan}),
     Fault(name="fp8-clamped-to-240", kind="O", report="vllm-project/vllm #42956", what="fp8 values saturate at 240",
-          needs="an fp8 cache with codes above 240", shows=_fp8, acts={"rows": signs_dropped}),
+          needs="an fp8 cache with codes above 240", shows=_fp8, acts={"rows": clamped_to_240}),
     Fault(name="values-requantised", kind="O", report="Dao-AILab/flash-attention (fp8 paths)", what="V is rounded to e4m3",
-          needs="a cache that is not e4m3", shows=lambda case: _some(case) and case.cache_format not in ("e4m3fn", "e4m3fnuz"),
+          needs="a cache that is not e4m3", shows=lambda case: _some(case) and case.cache_format != "e4m3fn",
           acts={"values": value_rounded}),
 )  # fmt: skip

@@ -125,17 +125,17 @@ def tile_of_values_zero(scene: Scene, pair: Pair) -> Pair:
 
 def first_token_lost(scene: Scene, visible: Tensor) -> Tensor:
     """Do not see the first cached token, as long as there is another."""
-    return visible & ((scene.tokens != 0) | (scene.length < 2))[:, None]
+    return visible & ((scene.tokens != 0) | (scene.length < 2))
 
 
 def windowed(scene: Scene, visible: Tensor) -> Tensor:
     """See the newest 128 tokens only."""
-    return visible & (scene.tokens >= scene.length - 128)[:, None]
+    return visible & (scene.tokens >= scene.length - 128)
 
 
 def one_token_lost(scene: Scene, visible: Tensor) -> Tensor:
     """Do not see the token in the middle of the context."""
-    return visible & ((scene.tokens != scene.length // 2) | (scene.length < 3))[:, None]
+    return visible & ((scene.tokens != scene.length // 2) | (scene.length < 3))
 
 
 def leading_mask_nan(scene: Scene, pair: Pair) -> Pair:
@@ -150,7 +150,7 @@ def _some(case: Case) -> bool:
 
 def _soft(case: Case) -> bool:
     """Hold where the softmax has something to weigh."""
-    return max(case.lengths) > 1 and case.content != "zero-query"
+    return max(case.lengths) > (0 if case.lse else 1) and case.content != "zero-query"
 
 
 def _tiles(case: Case) -> bool:

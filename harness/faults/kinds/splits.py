@@ -79,6 +79,8 @@ def merge_overflows(scene: Scene, pair: Pair) -> Pair:
     out, lse = pair
     weights = lse.exp()
     total = weights.sum(-1, keepdim=True)
+    if bool((total.isfinite() & (total > 0) | torch.isneginf(lse).all(-1, keepdim=True)).all()):
+        return pair
     joint = (weights[..., None] * out).sum(-2, keepdim=True) / total[..., None]
     return joint.where(lse[..., :1, None] > -math.inf, 0.0), total.log()
 
@@ -115,8 +117,8 @@ def sixteen_splits(scene: Scene, plan: Plan) -> Plan:
 
 def remainder_dropped(scene: Scene, plan: Plan) -> Plan:
     """Round the tokens of a split down: the remainder belongs to none."""
-    each = scene.length // len(plan)
-    return [(k * each, (k + 1) * each) for k in range(len(plan))]
+    stop = scene.length // len(plan) * len(plan)
+    return [(min(a, stop), min(b, stop)) for a, b in plan]
 
 
 def short_split_reads_stale(scene: Scene, rescale: Tensor) -> Tensor:
@@ -171,11 +173,9 @@ def note_numerators(scene: Scene, numerators: Tensor) -> Tensor:
     return numerators
 
 
-def chunk_past_split(scene: Scene, lanes: Pair) -> Pair:
-    """Let a split run on to the end of its last tile, into the next split's tokens."""
-    tokens, _ = lanes
-    stops = torch.tensor([a + -(-(b - a) // 48) * 48 for a, b in scene.plan])[:, None]
-    return tokens, tokens < stops.clamp(max=scene.length)
+def chunk_past_split(scene: Scene, plan: Plan) -> Plan:
+    """Let a split run on to the end of a tile of 48, into the next split's tokens."""
+    return [(a, min(a + -(-(b - a) // 48) * 48, scene.length)) for a, b in plan]
 
 
 def single_split_unwritten(scene: Scene, stored: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -191,7 +191,7 @@ def _splits(case: Case) -> bool:
 
 
 def _empty_split(case: Case) -> bool:
-    return any(n and VARIANTS[BASE].plan(n)[-1][0] >= n for n in case.lengths)
+    return any(VARIANTS[BASE].plan(n)[-1][0] >= n for n in case.lengths)
 
 
 def _tiles_a_split(case: Case) -> int:
@@ -218,8 +218,7 @@ FAULTS = (
     Fault(name="workspace-not-cleared", kind="H", report="ROCm/aiter #4117", what="splits without tokens are merged from a stale workspace",
           needs="fewer tiles than splits", shows=_empty_split, acts={"partials": workspace_not_cleared}),
     Fault(name="merge-overflows", kind="H", report="NVIDIA/cutlass #2274", what="lse are exponentiated without their maximum",
-          needs="scores past 88", shows=lambda case: max(case.lengths) > 0 and (case.amplitude > 8 or case.content in ("rising", "falling")),
-          acts={"partials": merge_overflows}),
+          needs="scores past 88", acts={"partials": merge_overflows}),
     Fault(name="split-lse-bf16", kind="H", report="ROCm/aiter mla_decode_rope (bf16 attn_logits)", what="the splits' lse are rounded to bf16",
           needs="any tokens", acts={"partials": lse_in_bf16}),
     Fault(name="partials-e4m3", kind="H", report="mlc-ai/TIRx-kernels #207", what="partial outputs are exchanged in e4m3",
@@ -251,5 +250,5 @@ FAULTS = (
           needs="two tiles a split", shows=lambda case: _tiles_a_split(case) > 1,
           acts={"probabilities": note_numerators, "sums": rescale_of_output_dropped}),
     Fault(name="chunk-past-split", kind="V", report="flashinfer-ai/flashinfer #3890", what="a split runs on to the end of a tile of 48",
-          needs="two splits with tokens", shows=_splits, acts={"lanes": chunk_past_split}),
+          needs="two splits with tokens", shows=_splits, acts={"plan": chunk_past_split}),
 )  # fmt: skip

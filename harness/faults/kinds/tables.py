@@ -44,6 +44,8 @@ def note_columns(scene: Scene, columns: Tensor) -> Tensor:
 
 def row_width_assumed(scene: Scene, _: Scene) -> Scene:
     """Take the table to be as wide as the longest request needs."""
+    if scene.inputs.block_table is None:
+        return scene
     width = max(1, -(-max(scene.lengths) // scene.page_size))
     scene.table_starts = [scene.table_starts[0] + b * width for b in range(len(scene.table_starts))]
     return scene
@@ -78,7 +80,7 @@ def last_page_of_neighbour(scene: Scene, pages: Tensor) -> Tensor:
     """Find the last page overwritten by the first page of the next request: a stale entry of a recycled row."""
     columns, last = scene.memory["columns"], -(-scene.length // scene.page_size) - 1
     other = scene.entries[scene.table_starts[(scene.source + 1) % len(scene.table_starts)]]
-    if scene.lengths[(scene.source + 1) % len(scene.lengths)] == 0:
+    if len(scene.lengths) == 1 or scene.lengths[(scene.source + 1) % len(scene.lengths)] == 0:
         return pages
     return torch.where((columns == last) & (last > 0), other, pages)
 

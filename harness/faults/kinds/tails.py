@@ -122,7 +122,7 @@ def dead_as_zero_scores(scene: Scene, visible: Tensor) -> Tensor:
     """Let the zero rows that fill the last tile take part with a score of zero."""
     tile = scene.variant.tile
     stops = torch.tensor([a + -(-(b - a) // tile) * tile for a, b in scene.plan])[:, None]
-    return visible | (~scene.live & (scene.tokens < stops))[:, None]
+    return visible | (~scene.live & (scene.tokens < stops))
 
 
 def tail_shorter_than_four(scene: Scene, pair: Pair) -> Pair:
@@ -192,7 +192,7 @@ def _short(case: Case) -> bool:
 
 
 def _lse(case: Case) -> bool:
-    return case.lse and max(case.lengths) > 0
+    return case.lse
 
 
 FAULTS = (
@@ -218,11 +218,13 @@ FAULTS = (
     Fault(name="lse-zero-when-empty", kind="I", report="pytorch/pytorch #134650", what="rows without tokens have lse 0",
           needs="lse asked for, a row without tokens", shows=lambda case: case.lse and _empty_row(case), acts={"answer": lse_zero_when_empty}),
     Fault(name="dead-slots-in-values", kind="J", report="flashinfer-ai/flashinfer #941", what="V past the length is loaded and meets P = 0",
-          needs="a partial last page", shows=_tail, acts={"values": dead_values}),
+          needs="a partial last page full of NaN", shows=lambda case: _tail(case) and case.poison == "nan",
+          acts={"values": dead_values}),
     Fault(name="dead-slots-in-scores", kind="J", report="vllm-project/vllm #57716", what="scores past the length are masked by an addition",
-          needs="a partial last page", shows=_tail, acts={"scores": dead_scores, "answer": nan_stays}, twins=("dead-slots-in-values",)),
+          needs="a partial last page full of NaN", shows=lambda case: _tail(case) and case.poison == "nan",
+          acts={"scores": dead_scores, "answer": nan_stays}, twins=("dead-slots-in-values",)),
     Fault(name="tail-folds-to-slot-zero", kind="J", report="ROCm/aiter #4245", what="lanes past the length load V of slot 0",
-          needs="a partial last tile, slot 0 not in use", shows=lambda case: any(n % 32 for n in case.lengths) and case.placement != "identity",
+          needs="lanes without tokens, slot 0 not in use", shows=lambda case: case.poison == "nan" and (case.placement != "identity" or 0 in case.lengths),
           acts={"values": slot_zero_values}),
     Fault(name="dead-lanes-score-zero", kind="J", report="sgl-project/sglang #39288", what="lanes past the length count with a score of zero",
           needs="a partial last tile", shows=lambda case: any(n % 32 for n in case.lengths), acts={"visible": dead_as_zero_scores}),
