@@ -54,30 +54,23 @@ _PAGES = 1  # stream name
 def place(case: Case) -> Placement:
     """Place the tokens of a case in a pool."""
     size = case.page_size
-    counts = [-(-length // size) for length in case.lengths]
-    shared = _shared_pages(case)
-    fresh = [count - min(count, common) for count, common in zip(counts, shared, strict=True)]
-    needed = sum(fresh)
-    least = -(-case.pool_rows // size)
+    counts, fresh = _page_counts(case)
+    needed, pages = sum(fresh), pool_pages(case)
     if case.placement == "identity":
-        pages = max(needed, least, 1)
         ids = np.arange(needed, dtype=np.int64)
     elif case.placement == "high":
-        pages = max(needed + 1, least)
         ids = np.arange(pages - needed, pages, dtype=np.int64)[permutation(stream(case.seed, _PAGES), needed)]
     elif case.placement == "scattered":
-        pages = max(SCATTER * needed + 1, least)
         # Spread over the whole pool without listing it: one page in each of `needed` equal spans.
         span = (pages - 1) // max(needed, 1)
         offsets = (stream(case.seed, _PAGES, 1).random_raw(needed) % np.uint64(max(span, 1))).astype(np.int64)
         ids = (1 + np.arange(needed, dtype=np.int64) * span + offsets)[permutation(stream(case.seed, _PAGES), needed)]
     else:
-        pages = max(needed + 1, least)
         ids = 1 + permutation(stream(case.seed, _PAGES), needed)
     tables: list[NDArray[np.int64]] = []
     taken = 0
-    for count, common, own in zip(counts, shared, fresh, strict=True):
-        head = tables[0][: count - own] if common else ids[:0]
+    for count, own in zip(counts, fresh, strict=True):
+        head = tables[0][: count - own] if count > own else ids[:0]
         tables.append(np.concatenate([head, ids[taken : taken + own]]))
         taken += own
     slots = [
@@ -87,13 +80,25 @@ def place(case: Case) -> Placement:
     return Placement(pages=pages, tables=tuple(tables), slots=np.concatenate(slots))
 
 
-def _shared_pages(case: Case) -> list[int]:
-    """Count the pages each request shares with the first: whole pages below both requests' new tokens."""
+def _page_counts(case: Case) -> tuple[list[int], list[int]]:
+    """Count each request's pages, and those of them that it does not share with the first request.
+
+    Requests share whole pages that lie below the new tokens of both.
+    """
+    counts = [-(-length // case.page_size) for length in case.lengths]
     if case.placement != "shared":
-        return [0] * case.batch
-    first = case.lengths[0]
-    common = [max(min(first, length) - case.query_tokens, 0) // case.page_size for length in case.lengths]
-    return [0, *common[1:]]
+        return counts, counts
+    first, *others = case.lengths
+    common = [max(min(first, length) - case.query_tokens, 0) // case.page_size for length in others]
+    return counts, [count - alike for count, alike in zip(counts, [0, *common], strict=True)]
+
+
+def pool_pages(case: Case) -> int:
+    """Count P, the pages of a case's pool."""
+    needed = sum(_page_counts(case)[1])
+    dead = 0 if case.placement == "identity" else 1
+    spread = SCATTER if case.placement == "scattered" else 1
+    return max(spread * needed + dead, -(-case.pool_rows // case.page_size), 1)
 
 
 def absurd_ids(count: int, pages: int) -> NDArray[np.int32]:

@@ -30,6 +30,8 @@ Values = NDArray[np.float32]
 PIECE = 4096
 #: Variance of a sum of four uniform 16-bit integers: 4 (2^32 - 1) / 12.
 _SUM_VARIANCE = 4 * (2**32 - 1) / 12
+#: The lower 16 bits of both halves of a word.
+_LOW_HALVES = np.uint64(0x0000FFFF_0000FFFF)
 #: Share of the common direction in a query that has one; the rest is noise of the same norm: 0.7^2 + 0.7^2 is about 1.
 _SHARE = np.float32(0.7)
 #: Score of a needle above the rest, beyond what outweighs the whole context, natural-log units: e^-8 is left to the rest.
@@ -44,9 +46,11 @@ _QUERY, _ROWS, _DIRECTION, _EDGES = 2, 3, 4, 5  # stream names; placement has 1
 
 def normal(bits: np.random.Philox, *shape: int) -> Values:
     """Draw nearly normal numbers (mean 0, variance 1, within ±3.5): sums of four uniform 16-bit integers; [*shape]."""
-    count = math.prod(shape)
-    words = bits.random_raw(count).view(np.uint16).reshape(count, 4).sum(axis=1, dtype=np.int32)
-    return ((words - 2 * 65535).astype(np.float32) * np.float32(1 / math.sqrt(_SUM_VARIANCE))).reshape(shape)
+    words = bits.random_raw(math.prod(shape))
+    pairs = (words & _LOW_HALVES) + ((words >> np.uint64(16)) & _LOW_HALVES)
+    sums = (pairs + (pairs >> np.uint64(32))).astype(np.uint32).view(np.int32) - 2 * 65535
+    values: Values = sums.astype(np.float32) * np.float32(1 / math.sqrt(_SUM_VARIANCE))
+    return values.reshape(shape)
 
 
 def signs(words: NDArray[np.uint64], count: int) -> Values:
@@ -62,9 +66,9 @@ def slot_signs(slots: NDArray[np.int64], latent: int) -> Values:
     """
     count = -(-latent // 64)
     with np.errstate(over="ignore"):
-        z = (slots.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(1, count + 1, dtype=np.uint64)) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
+        word = np.arange(1, count + 1, dtype=np.uint64)
+        z: NDArray[np.uint64] = slots.astype(np.uint64)[:, None] * np.uint64(count) + word
+        z = z * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z = z ^ (z >> np.uint64(31))
@@ -98,9 +102,9 @@ class Aim:
 
 
 def _comfortable(deviation: float, name: str) -> float:
-    """Keep a standard deviation where the format has normal numbers to both sides."""
+    """Keep a standard deviation where ``normal``, which ends at ±3.5, neither saturates nor goes subnormal much."""
     known = FORMATS[name]
-    return min(max(deviation, 16 * known.smallest_normal, 2.0**-20), known.maximum / 16, 2.0**20)
+    return min(max(deviation, 16 * known.smallest_normal, 2.0**-20), known.maximum / 4, 2.0**20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +142,8 @@ class Request:
     def direction(self) -> Values:
         """Draw a direction common to all queries: D signs; [D]."""
         words = stream(self.case.seed, _DIRECTION, self.index).random_raw(-(-self.case.width // 64))
-        return signs(words[None], self.case.width)[0]
+        direction: Values = signs(words[None], self.case.width)[0]
+        return direction
 
     def log_length(self) -> float:
         """ln N, to 1/64."""
@@ -179,7 +184,7 @@ def _quiet_query(request: Request) -> Values:
 def needle_places(request: Request, token: int) -> list[int]:
     """List where needles may lie for a query token: both ends, page, tile and split edges and their neighbours, between."""
     seen, size = request.visible(token), request.case.page_size
-    edges = [0, seen - 1]
+    edges = [0, seen - 1, seen - 2]
     for step in (size, 64, 128, 256):
         for edge in (step, (seen // 2) // step * step, (seen - 1) // step * step):
             edges += [edge - 1, edge, edge + 1]

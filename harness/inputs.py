@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.cache import Placement, block_table, place, ragged_table
+from harness.cache import Placement, block_table, place, pool_pages, ragged_table
 from harness.case import Case
 from harness.content import FAMILIES, PIECE, Aim, Request
 from harness.memory import GUARD_BYTE, LAZY_BYTES, Arena, NotEnoughMemory, Violation, free_bytes
@@ -108,8 +108,8 @@ def make_inputs(case: Case, *, device: torch.device | str = "cpu", output_format
         NotEnoughMemory: if the device has too little free; nothing was run.
     """
     device = torch.device(device)
+    _check_memory(case, device)
     placement = place(case)
-    _check_memory(case, placement, device)
     arena = Arena(device)
     requests = _requests(case, placement)
     queries = np.stack([FAMILIES[case.content][0](request) for request in requests])
@@ -151,13 +151,14 @@ def _requests(case: Case, placement: Placement) -> list[Request]:
     ]
 
 
-def _check_memory(case: Case, placement: Placement, device: torch.device) -> None:
-    known = FORMATS[case.cache_format]
-    row = (case.width + case.token_padding) * known.storage.itemsize
-    live, pool = row * sum(case.lengths), row * case.page_size * placement.pages
-    needed = pool if device.type == "cuda" or pool <= LAZY_BYTES else 2 * row * case.page_size * 3 * len(placement.live_pages)
-    # The truth works in fp32 and fp64 on streamed pieces; four times the live rows covers codes, copies and pieces.
-    needed += 4 * live + 16 * case.batch * case.query_tokens * case.heads * case.latent
+def _check_memory(case: Case, device: torch.device) -> None:
+    row = (case.width + case.token_padding) * FORMATS[case.cache_format].storage.itemsize
+    tokens = sum(case.lengths)
+    pool = row * case.page_size * pool_pages(case)
+    if device.type == "cpu" and pool > LAZY_BYTES:  # live pages, their two neighbours, and copies of them
+        pool = min(2 * pool, 6 * row * (tokens + case.batch * case.page_size))
+    # Slots and their copies; the truth works on streamed pieces, with partial results in fp64.
+    needed = pool + 32 * tokens + 32 * case.batch * case.query_tokens * case.heads * case.latent
     free = free_bytes(device)
     if needed > free:
         raise NotEnoughMemory(f"not run: needs {needed / 2**30:.1f} GiB on {device}, {free / 2**30:.1f} GiB are free")
@@ -194,7 +195,11 @@ def _lay_query(case: Case, arena: Arena, queries: NDArray[np.float32]) -> tuple[
         joint = arena.allocate("query", rows * case.width, known.storage).view(batch, tokens, heads, case.width)
         nope, pe = joint[..., :latent], joint[..., latent:]
     elif case.query_layout == "transposed":
-        nope = arena.allocate("query_nope", rows * latent, known.storage).view(heads, batch, tokens, latent).permute(1, 2, 0, 3)
+        nope = (
+            arena.allocate("query_nope", rows * latent, known.storage)
+            .view(heads, batch, tokens, latent)
+            .permute(1, 2, 0, 3)
+        )
         whole = arena.allocate("query_rope", rows * (UNABSORBED + rope), known.storage)
         _bits(whole).fill_(_poison(case, case.query_format))
         pe = whole.view(batch, tokens, heads, UNABSORBED + rope)[..., UNABSORBED:]

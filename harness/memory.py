@@ -115,37 +115,42 @@ class Arena:
         """Copy what a run must leave as it is."""
         for buffer in self._buffers:
             if buffer.watched is not None:
-                buffer.copies[:] = [self._part(buffer, part).clone() for part in buffer.watched]
+                buffer.copies[:] = [_part(buffer, part).clone() for part in buffer.watched]
 
     def violations(self) -> list[Violation]:
         """Find what the run touched and does not own: guard bands, and inputs since ``seal``."""
         found = []
         for buffer in self._buffers:
-            for side, band in (("before", buffer.whole[: buffer.start]), ("after", buffer.whole[buffer.start + buffer.size :])):
-                touched = torch.nonzero(band != GUARD_BYTE)
-                if len(touched):
-                    first, last = int(touched[0]), int(touched[-1])
-                    where = (
-                        f"{buffer.start - last} to {buffer.start - first} bytes before its start"
-                        if side == "before"
-                        else f"{first} to {last} bytes past its end"
-                    )
-                    found.append(
-                        Violation(fault="guard-touched", buffer=buffer.name, message=f"{buffer.name}: written {where}")
-                    )
-            for part, copy in zip(buffer.watched or (), buffer.copies, strict=True):
-                now = self._part(buffer, part)
-                if not torch.equal(now, copy):
-                    changed = torch.nonzero(now != copy)
-                    found.append(
-                        Violation(
-                            fault="input-changed",
-                            buffer=buffer.name,
-                            message=f"{buffer.name}: {len(changed)} bytes changed, the first at byte {part[0] + int(changed[0])}",
-                        )
-                    )
+            found += _touched_guards(buffer) + _changed_parts(buffer)
         return found
 
-    @staticmethod
-    def _part(buffer: _Buffer, part: tuple[int, int]) -> Tensor:
-        return buffer.whole[buffer.start + part[0] : buffer.start + part[0] + part[1]]
+
+def _part(buffer: _Buffer, part: tuple[int, int]) -> Tensor:
+    return buffer.whole[buffer.start + part[0] : buffer.start + part[0] + part[1]]
+
+
+def _touched_guards(buffer: _Buffer) -> list[Violation]:
+    end = buffer.start + buffer.size
+    found = []
+    for before, band in ((True, buffer.whole[: buffer.start]), (False, buffer.whole[end:])):
+        touched = torch.nonzero(band != GUARD_BYTE)
+        if not len(touched):
+            continue
+        first, last = int(touched[0]), int(touched[-1])
+        where = f"{first} to {last} bytes past its end"
+        if before:
+            where = f"{buffer.start - last} to {buffer.start - first} bytes before its start"
+        found.append(Violation(fault="guard-touched", buffer=buffer.name, message=f"{buffer.name}: written {where}"))
+    return found
+
+
+def _changed_parts(buffer: _Buffer) -> list[Violation]:
+    found = []
+    for part, copy in zip(buffer.watched or (), buffer.copies, strict=True):
+        now = _part(buffer, part)
+        if not torch.equal(now, copy):
+            changed = torch.nonzero(now != copy)
+            first = part[0] + int(changed[0])
+            message = f"{buffer.name}: {len(changed)} bytes changed, the first at byte {first}"
+            found.append(Violation(fault="input-changed", buffer=buffer.name, message=message))
+    return found

@@ -1,0 +1,238 @@
+"""Number formats, and the verbs decode, encode, round and ulp.
+
+1. A format is a record. One integer rule serves all of them: a magnitude code is ``(e - exponent_min) * 2**(p - 1) + k`` for
+   the value ``k * 2**(e - p + 1)``; subnormals and the carry into the next binade need no case of their own.
+2. Encoding rounds once, to nearest with ties to even, straight from fp64 or fp32.
+3. A value past the largest finite one becomes infinity where the format has it, else NaN; ``saturate`` makes it the largest.
+   NaN stays NaN always. fnuz formats have no negative zero: what rounds to it becomes zero.
+4. Decoding is exact and gives fp32.
+
+Source: IEEE 754-2019 (fp16, fp32); OCP 8-bit floating point 1.0 (e4m3fn, e5m2); the fnuz variant of LLVM's APFloat; bf16 is
+the upper half of fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+#: Integer type that holds the codes of a format, by their bytes.
+_INTEGERS: Mapping[int, torch.dtype] = MappingProxyType({1: torch.uint8, 2: torch.int16, 4: torch.int32})
+#: Elements quantised at a time: bounds the fp64 and int64 temporaries to some tens of MiB.
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A binary floating-point format."""
+
+    #: Name used in cases and regimes.
+    name: str
+    #: torch's type of the codes.
+    storage: torch.dtype
+    #: Significand bits, the hidden one counted.
+    significand: int
+    #: Exponent of the smallest normal value.
+    exponent_min: int
+    #: Largest finite value.
+    maximum: float
+    #: Code of positive infinity, or None.
+    infinity: int | None
+    #: Code of a quiet NaN.
+    nan: int
+    #: Whether negative zero exists.
+    signed_zero: bool = True
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return 8 * self.storage.itemsize
+
+    @property
+    def has_infinity(self) -> bool:
+        """Whether infinities exist."""
+        return self.infinity is not None
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of rounding to nearest in the normal range."""
+        return 2.0**-self.significand
+
+    @property
+    def smallest_normal(self) -> float:
+        """Smallest positive normal value."""
+        return 2.0**self.exponent_min
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """Smallest positive value; the spacing of the subnormals."""
+        return 2.0 ** (self.exponent_min - self.significand + 1)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        known.name: known
+        for known in (
+            Format(
+                name="fp32", storage=torch.float32, significand=24, exponent_min=-126,
+                maximum=(2 - 2.0**-23) * 2.0**127, infinity=0x7F800000, nan=0x7FC00000,
+            ),
+            Format(
+                name="bf16", storage=torch.bfloat16, significand=8, exponent_min=-126,
+                maximum=(2 - 2.0**-7) * 2.0**127, infinity=0x7F80, nan=0x7FC0,
+            ),
+            Format(
+                name="fp16", storage=torch.float16, significand=11, exponent_min=-14,
+                maximum=65504.0, infinity=0x7C00, nan=0x7E00,
+            ),
+            Format(
+                name="e4m3fn", storage=torch.float8_e4m3fn, significand=4, exponent_min=-6,
+                maximum=448.0, infinity=None, nan=0x7F,
+            ),
+            Format(
+                name="e4m3fnuz", storage=torch.float8_e4m3fnuz, significand=4, exponent_min=-7,
+                maximum=240.0, infinity=None, nan=0x80, signed_zero=False,
+            ),
+            Format(
+                name="e5m2", storage=torch.float8_e5m2, significand=3, exponent_min=-14,
+                maximum=57344.0, infinity=0x7C, nan=0x7E,
+            ),
+        )
+    }
+)  # fmt: skip
+
+
+def find(name: str) -> Format:
+    """Find a format by name.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    if name not in FORMATS:
+        raise ValueError(f"number format {name!r} is not known; known are {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def as_integers(codes: Tensor) -> Tensor:
+    """View codes as integers, bit for bit: uint8, int16 or int32 of the same shape."""
+    return codes.view(_INTEGERS[codes.element_size()])
+
+
+def decode(codes: Tensor, fmt: Format) -> Tensor:
+    """Decode codes of ``fmt``, any shape, to fp32.
+
+    Raises:
+        TypeError: if the codes are not of the format's storage type.
+
+    Error: none; every value of every format is an fp32 value.
+    """
+    if codes.dtype != fmt.storage:
+        raise TypeError(f"codes of {fmt} are {fmt.storage}, these are {codes.dtype}; view them as that type")
+    if fmt.bits > 8 or codes.is_cuda:
+        return codes.to(torch.float32)
+    # torch's own 8-bit casts run an element at a time on a CPU; the byte's bits moved into an fp16 are the same value up to
+    # a power of two, and both the widening and the product are exact and vectorised. fp16 has ten stored significand bits
+    # and the exponent bias 15, so smallest_normal becomes 2**-14 and every other value follows.
+    wide = codes.view(torch.int8).to(torch.int16)
+    shift = 10 - (fmt.significand - 1)
+    values = ((wide << shift) & ((0x7F << shift) | -0x8000)).view(torch.float16).to(torch.float32)
+    values.mul_(2.0 ** (fmt.exponent_min + 14))
+    if fmt.infinity is None:  # e5m2 is a prefix of fp16: its NaN and infinities came along
+        codes8 = codes.view(torch.uint8)
+        is_nan = codes8 == fmt.nan if not fmt.signed_zero else (codes8 & 0x7F) == fmt.nan
+        values.masked_fill_(is_nan, torch.nan)
+    return values
+
+
+def encode(values: Tensor, fmt: Format, *, saturate: bool = False) -> Tensor:
+    """Encode fp32 or fp64 values, any shape, to codes of ``fmt``: one rounding to nearest, ties to even.
+
+    Args:
+        values: what to encode.
+        fmt: the format of the codes.
+        saturate: give the largest finite value, not infinity or NaN, for anything larger, infinity too.
+
+    Raises:
+        TypeError: if the values are neither fp32 nor fp64.
+
+    Error: half an ulp of the format; none where the value is one of the format's.
+    """
+    _require_wide(values)
+    if values.dtype == torch.float32 and fmt.bits >= 16 and not saturate:
+        return values.to(fmt.storage)  # torch rounds fp32 to nearest even; tested on every code and midpoint
+    codes = torch.empty(values.shape, dtype=_INTEGERS[fmt.storage.itemsize], device=values.device)
+    flat, out = values.reshape(-1), codes.view(-1)
+    for start in range(0, flat.numel(), _PIECE):
+        part = _encode_piece(flat[start : start + _PIECE].to(torch.float64), fmt, saturate)
+        # Above the sign bit of a signed code type the integer wraps to the same bits.
+        if fmt.bits > 8:
+            part = part - ((part >> (fmt.bits - 1)) << fmt.bits)
+        out[start : start + _PIECE] = part.to(codes.dtype)
+    return codes.view(fmt.storage)
+
+
+def round(values: Tensor, fmt: Format, *, saturate: bool = False) -> Tensor:  # noqa: A001
+    """Round fp32 or fp64 values, any shape, to those of ``fmt``, in their own type.
+
+    Raises:
+        TypeError: if the values are neither fp32 nor fp64.
+
+    Error: as for ``encode``.
+    """
+    return decode(encode(values, fmt, saturate=saturate), fmt).to(values.dtype)
+
+
+def ulp(values: Tensor, fmt: Format) -> Tensor:
+    """Measure the spacing of ``fmt`` at fp32 or fp64 values, any shape, in their own type.
+
+    It is that of the binade a value lies in, as if the format had no largest value; NaN and infinity give NaN.
+
+    Raises:
+        TypeError: if the values are neither fp32 nor fp64.
+    """
+    _require_wide(values)
+    exponent = _exponent(values.to(torch.float64), fmt)
+    spacing = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent - (fmt.significand - 1))
+    return torch.where(values.isfinite(), spacing, torch.nan).to(values.dtype)
+
+
+def _require_wide(values: Tensor) -> None:
+    if values.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"values to round are fp32 or fp64, these are {values.dtype}; decode codes first")
+
+
+def _exponent(wide: Tensor, fmt: Format) -> Tensor:
+    """Find the exponent of the binade of fp64 values, that of the subnormals at least."""
+    exponent = torch.frexp(torch.where(wide.isfinite(), wide, 0.0)).exponent - 1
+    return torch.where(wide == 0, fmt.exponent_min, exponent).clamp_min_(fmt.exponent_min)
+
+
+def _encode_piece(wide: Tensor, fmt: Format, saturate: bool) -> Tensor:
+    """Encode fp64 values to int64 codes with the sign in the format's top bit."""
+    exponent = _exponent(wide, fmt)
+    # A power of two scales exactly here: the quotient lies below 2**p, and what underflows rounds to zero anyway.
+    count = torch.ldexp(wide.abs(), (fmt.significand - 1) - exponent).round_()
+    magnitude = (exponent - fmt.exponent_min).long() * 2 ** (fmt.significand - 1) + torch.where(
+        wide.isfinite(), count, 0.0
+    ).long()
+    largest = _largest_code(fmt)
+    overflow = fmt.nan if fmt.infinity is None else fmt.infinity
+    beyond = (magnitude > largest) | wide.isinf()
+    magnitude = torch.where(beyond, largest if saturate else overflow, magnitude)
+    negative = wide.signbit() & (fmt.signed_zero | ((magnitude != 0) & (magnitude != fmt.nan)))
+    codes = magnitude | (negative.long() << (fmt.bits - 1))
+    return torch.where(wide.isnan(), fmt.nan, codes)
+
+
+def _largest_code(fmt: Format) -> int:
+    """Find the magnitude code of the largest finite value: the one before infinity, or the last that is no NaN."""
+    if fmt.infinity is not None:
+        return fmt.infinity - 1
+    return fmt.nan - 1 if fmt.signed_zero else 0x7F
