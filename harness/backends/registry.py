@@ -41,6 +41,16 @@ ENTRIES: Mapping[str, Entry] = {
         about="the embedded paged split-KV Triton kernel; on a CPU through Triton's interpreter, mended",
         default=True,
     ),
+    "model": Entry(
+        module="harness.faults.backend",
+        about="the correct model that faults are planted in, in one of its variants",
+        family=True,
+    ),
+    "fault": Entry(
+        module="harness.faults.backend",
+        about="a known mistake: a wrong kernel on purpose; fault:NAME@VARIANT plants it in a variant of the model",
+        family=True,
+    ),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from harness.faults.catalogue import FAULTS
 from harness.faults.model import Act, run
 from harness.faults.variant import VARIANTS, Variant
 from harness.inputs import Inputs
+
+Known = TypeVar("Known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +38,13 @@ class Planted:
     @property
     def capabilities(self) -> Capabilities:
         """What holds for every case."""
-        return Capabilities(output_format=self.variant.output, devices=frozenset({"cpu"}), empty_rows="zeros")
+        return Capabilities(output_format=self.variant.arithmetic.output, devices=frozenset({"cpu"}), empty_rows="zeros")
 
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Say why a case lies outside the contract, or None."""
         if device.type != "cpu":
             return f"the model runs on the CPU, not on {device.type}"
-        if self.variant.partial == "fp16" and case.content == "edges":
+        if self.variant.arithmetic.partial == "fp16" and case.content == "edges":
             return "fp16 partial outputs cannot hold the largest codes of wider formats"
         return None
 
@@ -57,7 +59,7 @@ class Planted:
         if reason is not None:
             raise Unsupported(f"{self.name} does not answer {inputs.case}: {reason}")
         out, lse = run(inputs, self.variant, self.acts, self.memory)
-        return Output(out=out, lse=lse, what_ran={"kernel": self.variant.name, "splits": self.variant.splits})
+        return Output(out=out, lse=lse, what_ran={"kernel": self.variant.name, "splits": self.variant.arithmetic.splits.count})
 
 
 def together(*names: str) -> Mapping[str, Sequence[Act]]:
@@ -71,11 +73,8 @@ def together(*names: str) -> Mapping[str, Sequence[Act]]:
 
 def planted(*names: str, variant: Variant | None = None) -> Planted:
     """Make the model with the named faults in it, in the first one's variant unless another is given."""
-    return Planted(
-        name="fault:" + "+".join(names),
-        variant=variant or VARIANTS[FAULTS[names[0]].variant],
-        acts=together(*names),
-    )
+    variant = variant or VARIANTS[FAULTS[names[0]].variant]
+    return Planted(name=f"fault:{'+'.join(names)}@{variant.name}", variant=variant, acts=together(*names))
 
 
 def names() -> list[str]:
@@ -84,19 +83,27 @@ def names() -> list[str]:
 
 
 def make(name: str, label: str | None = None) -> Planted:
-    """Make ``model:VARIANT`` or ``fault:NAME``; several faults are joined by plus signs.
+    """Make ``model:VARIANT``, or ``fault:NAME`` planted in the variant that the label names; plus signs join several.
 
     Raises:
         UnknownBackend: if there is no such variant or fault; the message names what is near.
     """
     family, _, rest = name.partition(":")
-    known: Mapping[str, object] = VARIANTS if family == "model" else FAULTS
-    parts = [rest] if family == "model" else rest.split("+")
-    for part in parts:
-        if part not in known:
-            near = difflib.get_close_matches(part, known, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
-            raise UnknownBackend(f"no {family} is called {part!r}: {hint}")
     if family == "model":
-        return Planted(name=name, variant=VARIANTS[rest])
-    return planted(*parts)
+        return Planted(name=name, variant=_known("variant", rest, VARIANTS))
+    for part in rest.split("+"):
+        _known("fault", part, FAULTS)
+    return planted(*rest.split("+"), variant=_known("variant", label, VARIANTS) if label else None)
+
+
+def _known(what: str, name: str, known: Mapping[str, Known]) -> Known:
+    """Look a name up.
+
+    Raises:
+        UnknownBackend: if it is not there; the message names what is near.
+    """
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
+        raise UnknownBackend(f"no {what} is called {name!r}: {hint}")
+    return known[name]

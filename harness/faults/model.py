@@ -178,22 +178,23 @@ def answer(scene: Scene, request: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Answer one request: output [S, H, L] and lse [S, H]."""
     scene.request = scene.source = request
     out, lse = attend(scene)
-    out, lse = scene.at("answer", (out * scene.value_scale if scene.variant.operand is None else out, lse))
+    out, lse = scene.at("answer", (out * scene.value_scale if scene.variant.arithmetic.operand is None else out, lse))
     return out, lse
 
 
 def attend(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend from the query of ``scene.request`` to the cache of ``scene.source``."""
-    case, variant = scene.inputs.case, scene.variant
-    scene.plan = scene.at("plan", variant.plan(scene.length))
+    case, arithmetic = scene.inputs.case, scene.variant.arithmetic
+    cut = scene.variant.plan(scene.length, heads=case.heads, query_tokens=case.query_tokens, batch=case.batch)
+    scene.plan = scene.at("plan", cut)
     rows = _walk(scene)
     query = scene.at("query", scene.query[scene.request])
     keys = rows
     scale = scene.softmax_scale * scene.query_scale * scene.key_scale
-    if variant.operand is not None:
-        keys = _round(rows * scene.key_scale, variant.operand)
+    if arithmetic.operand is not None:
+        keys = rounded_to(rows * scene.key_scale, arithmetic.operand)
         scale = scene.softmax_scale * scene.query_scale
-        values = _round(rows[..., : case.latent] * scene.value_scale, variant.operand)
+        values = rounded_to(rows[..., : case.latent] * scene.value_scale, arithmetic.operand)
     else:
         values = rows[..., : case.latent]
     splits, lanes = scene.tokens.shape
@@ -210,10 +211,11 @@ def attend(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _walk(scene: Scene) -> torch.Tensor:
     """Read the rows of every lane [K, M, D]."""
-    tile, plan = scene.variant.tile, scene.plan
+    plan = scene.plan
     starts = torch.tensor([start for start, _ in plan])[:, None]
     stops = torch.tensor([stop for _, stop in plan])[:, None]
     widest = max(1, max(stop - start for start, stop in plan))
+    tile = scene.variant.tile or widest
     tokens = starts + torch.arange(-(-widest // tile) * tile)
     scene.tokens, scene.live = scene.at("lanes", (tokens, tokens < stops))
     live = scene.live.flatten()
@@ -259,8 +261,8 @@ def fetch(scene: Scene, offsets: torch.Tensor) -> torch.Tensor:
     return rows * inside[:, None].to(rows.dtype)
 
 
-def _round(values: torch.Tensor, name: str) -> torch.Tensor:
-    """Round to a format as conversion instructions do: to nearest even, fp8 saturating."""
+def rounded_to(values: torch.Tensor, name: str) -> torch.Tensor:
+    """Round values to a format as conversion instructions do: to nearest even, fp8 saturating."""
     fmt = FORMATS[name]
     if fmt.storage == torch.float32:
         return values
@@ -271,9 +273,29 @@ def _round(values: torch.Tensor, name: str) -> torch.Tensor:
 
 def _softmax(scene: Scene, scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the partial output [S, H, K, L] and lse [S, H, K] of every split, tile by tile."""
-    variant = scene.variant
+    arithmetic = scene.variant.arithmetic
     tokens, heads, splits, lanes = scores.shape
-    tiled = scores.view(tokens, heads, splits, -1, variant.tile)
+    numerators, rescale, last = _numerators(scene, scores)
+    lift = arithmetic.probability_scale
+    if arithmetic.pivot == "normalised":
+        lift = lift / numerators.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    rounded = scene.at("rounded", rounded_to(numerators * lift, arithmetic.probability))
+    summed = rounded / lift if arithmetic.normaliser == "rounded" else numerators
+    sums = scene.at("sums", (summed * rescale).sum(-1))
+    weighted = (rounded / lift * rescale).permute(2, 0, 1, 3).reshape(splits, tokens * heads, lanes)
+    accumulated = torch.bmm(weighted, values).view(splits, tokens, heads, -1).permute(1, 2, 0, 3)
+    empty = sums == 0
+    safe = sums.masked_fill(empty, 1.0)
+    out = accumulated / safe[..., None]
+    if len(scene.plan) > 1:
+        out = rounded_to(out, arithmetic.partial)
+    return out, (last + safe.log()).masked_fill(empty, -math.inf)
+
+
+def _numerators(scene: Scene, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Take the exponentials relative to the running maxima; with them the factors to the last one, a lane each."""
+    variant = scene.variant
+    tiled = scores.view(*scores.shape[:3], -1, variant.tile or scores.shape[-1])
     peaks = tiled.amax(-1)
     if variant.backward:
         running = peaks.flip(-1).cummax(-1).values.flip(-1)
@@ -281,31 +303,18 @@ def _softmax(scene: Scene, scores: torch.Tensor, values: torch.Tensor) -> tuple[
     else:
         running = peaks.cummax(-1).values
         last = running[..., -1]
-    if variant.two_pass:
+    if variant.arithmetic.pivot != "tile":
         running = last[..., None].expand_as(running)
     running = scene.at("running", running)
-    relative = tiled - _finite(running)[..., None]
-    shrink = running - _finite(last)[..., None]
+    relative, shrink = tiled - _finite(running)[..., None], running - _finite(last)[..., None]
     if variant.binary:
         factor = 1 / math.log(2)
         numerators, rescale = (relative * factor).exp2(), (shrink * factor).exp2()
     else:
         numerators, rescale = relative.exp(), shrink.exp()
     rescale = scene.at("rescale", rescale)
-    numerators = scene.at("probabilities", numerators.view(scores.shape))
-    lift = variant.probability_scale
-    rounded = scene.at("rounded", _round(numerators * lift, variant.probability))
-    per_lane = rescale.repeat_interleave(variant.tile, -1)
-    summed = rounded / lift if variant.rounded_sum else numerators
-    sums = scene.at("sums", (summed * per_lane).sum(-1))
-    weighted = (rounded * per_lane).permute(2, 0, 1, 3).reshape(splits, tokens * heads, lanes)
-    accumulated = torch.bmm(weighted, values).view(splits, tokens, heads, -1).permute(1, 2, 0, 3)
-    empty = sums == 0
-    safe = sums.masked_fill(empty, 1.0)
-    out = accumulated / (safe * lift)[..., None]
-    if len(scene.plan) > 1:
-        out = _round(out, variant.partial)
-    return out, (last + safe.log()).masked_fill(empty, -math.inf)
+    lanes = rescale[..., None].expand_as(tiled).reshape(scores.shape)
+    return scene.at("probabilities", numerators.view(scores.shape)), lanes, last
 
 
 def _merge(scene: Scene, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

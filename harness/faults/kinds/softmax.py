@@ -26,7 +26,7 @@ def _e4m3(values: Tensor) -> Tensor:
 
 def unscaled_fp8(scene: Scene, rounded: Tensor) -> Tensor:
     """Round probabilities to e4m3 as they are: what is below 2^-10 is lost."""
-    lift = scene.variant.probability_scale
+    lift = scene.variant.arithmetic.probability_scale
     return _e4m3(scene.memory["numerators"]) * lift
 
 
@@ -38,7 +38,7 @@ def note_numerators(scene: Scene, numerators: Tensor) -> Tensor:
 
 def saturating(scene: Scene, rounded: Tensor) -> Tensor:
     """Lift probabilities sixteen times too far, so that the largest saturate at 448."""
-    lift = scene.variant.probability_scale
+    lift = scene.variant.arithmetic.probability_scale
     return _e4m3(scene.memory["numerators"] * lift * 16) / 16
 
 

@@ -190,13 +190,19 @@ def _splits(case: Case) -> bool:
     return max(case.lengths) > VARIANTS[BASE].tile
 
 
+def _plans(case: Case) -> list[Plan]:
+    return [
+        VARIANTS[BASE].plan(n, heads=case.heads, query_tokens=case.query_tokens, batch=case.batch) for n in case.lengths
+    ]
+
+
 def _empty_split(case: Case) -> bool:
-    return any(VARIANTS[BASE].plan(n)[-1][0] >= n for n in case.lengths)
+    return any(a >= b for plan in _plans(case) for a, b in plan)
 
 
 def _tiles_a_split(case: Case) -> int:
     variant = VARIANTS[BASE]
-    return max(-(-(b - a) // variant.tile) for n in case.lengths for a, b in variant.plan(n))
+    return max(-(-(b - a) // variant.tile) for plan in _plans(case) for a, b in plan)
 
 
 FAULTS = (
