@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -40,8 +40,23 @@ class Result:
     what_ran: Mapping[str, str | int] = field(default_factory=dict)
 
 
-def run_case(case: Case, backend: Backend, regimes: Regimes, *, device: torch.device | str = "cpu") -> Result:
-    """Run a case on a backend and judge its answer."""
+def run_case(
+    case: Case,
+    backend: Backend,
+    regimes: Regimes,
+    *,
+    device: torch.device | str = "cpu",
+    on_stage: Callable[[str], object] = lambda stage: None,
+) -> Result:
+    """Run a case on a backend and judge its answer.
+
+    Args:
+        case: the problem.
+        backend: what is asked.
+        regimes: the rules it is judged by.
+        device: where it runs.
+        on_stage: hears "run" before the backend runs and "judge" after.
+    """
     start = time.perf_counter()
     device = torch.device(device)
     regime: Regime | None = None
@@ -71,6 +86,7 @@ def run_case(case: Case, backend: Backend, regimes: Regimes, *, device: torch.de
         return result(Verdict(kind="ERROR", message=traceback.format_exc()))
 
     began = time.perf_counter()
+    on_stage("run")
     try:
         output = backend.run(inputs)
         if device.type == "cuda":
@@ -83,6 +99,7 @@ def run_case(case: Case, backend: Backend, regimes: Regimes, *, device: torch.de
         return result(Verdict(kind="FAIL", fault=fault, message=f"{type(error).__name__}: {error}\n{''.join(lines)}"))
     finally:
         run_seconds = time.perf_counter() - began
+        on_stage("judge")
 
     try:
         ran.update(output.what_ran)

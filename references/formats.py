@@ -178,7 +178,7 @@ def encode(values: Tensor, fmt: Format, *, saturate: bool = False) -> Tensor:
     return codes.view(fmt.storage)
 
 
-def round(values: Tensor, fmt: Format, *, saturate: bool = False) -> Tensor:  # noqa: A001
+def round(values: Tensor, fmt: Format, *, saturate: bool = False) -> Tensor:
     """Round fp32 or fp64 values, any shape, to those of ``fmt``, in their own type.
 
     Raises:
