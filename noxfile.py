@@ -19,6 +19,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,9 @@ import nox
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+
+if sys.version_info < (3, 11):  # noqa: UP036 - nox may run in any python
+    raise SystemExit(f"mla-gate needs Python 3.11 or newer, and nox runs in {sys.version.split()[0]}: use a newer python")
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
@@ -144,6 +148,10 @@ def install(session: nox.Session, wanted: Sequence[Requirement]) -> None:
             found = f"a package brought its own torch or triton beside {host.torch}"
             session.error(f"{found}: remove {session.virtualenv.location} and find out which")
         return
+    other = shutil.which("python3")
+    if other and probe(other).accelerator:
+        session.warn(f"{other} has a torch for {probe(other).accelerator}, and nox runs in {sys.executable}, which has not")
+        session.warn(f"to gate that torch: {other} -m pip install nox && {other} -m nox -s {session.name}")
     for requirement in wanted:
         if requirement.name == "torch":
             session.install("-c", str(CONSTRAINTS), str(requirement))
@@ -189,7 +197,10 @@ def gate(session: nox.Session) -> None:
     """
     env = set_up(session, "triton")
     chosen = [] if names_a(session, "cases") else ["cases"]
-    session.run("python", "-m", "pytest", *chosen, *session.posargs, env=env)
+    # An environment of the caller's own may not have this project installed, and so not know its plugin.
+    known = session.venv_backend != "none" or "mla-gate" in probe(sys.executable).distributions
+    plugin = [] if known else ["-p", "harness.plugin"]
+    session.run("python", "-m", "pytest", *plugin, *chosen, *session.posargs, env=env)
 
 
 @nox.session

@@ -66,7 +66,7 @@ class TimeLimits:
     factor: float = 20.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class _Seen:
     """What cases of one backend have taken."""
 
@@ -124,7 +124,7 @@ def _poisoned(device: str) -> bool:
     return False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class _Child:
     process: Any
     pipe: Connection
@@ -134,7 +134,7 @@ class _Child:
         return "\n".join(self.stderr.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class Worker:
     """Runs cases in a child process, one at a time.
 

@@ -32,13 +32,16 @@ from references.arithmetic import Arithmetic, Splits
 from references.formats import Format, decode, find
 from references.precision import full_precision
 from references.problem import Problem, gather, visible
-from references.spread import EXCESS, MEAN_SQUARE, Sharing, effective_elements
+from references.spread import EXCESS, MEAN_SQUARE, Sharing, effective_elements, known_rounding
 
 __all__ = ["Arithmetic", "Budget", "Splits", "budget"]
 
 #: Bytes that the temporaries of a piece may take.
 _PIECE_BYTES = 160 << 20
 _U32 = 2.0**-24
+#: A score that may be off by more than this says nothing; e^60 is finite, and so are sums and products of it.
+_FAR = 60.0
+_TINY = torch.finfo(torch.float64).tiny
 #: fp32 roundings on the way of one value besides sums and exponentials: scales multiplied together, applied to the score and
 #: to V, weights of the merge, the division by the sum. More than any kernel here needs.
 _STEPS = 16
@@ -54,6 +57,8 @@ class Budget:
     hard: Tensor
     #: Bound on the error of the log-sum-exp, fp64 [B, S, H].
     lse_hard: Tensor
+    #: Variance of the error of the log-sum-exp, fp64 [B, S, H].
+    lse_variance: Tensor
     #: Tokens that share the row's error as if independent, fp64 [B, S, H].
     effective_tokens: Tensor
     #: Share of the row's variance that comes token by token (probabilities and scores), fp64 [B, S, H], 0 to 1.
@@ -87,6 +92,7 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
         variance=zeros(problem.latent),
         hard=zeros(problem.latent),
         lse_hard=zeros(),
+        lse_variance=zeros(),
         effective_tokens=zeros() + 1,
         probability_share=zeros(),
         effective_elements=zeros() + problem.latent,
@@ -196,7 +202,8 @@ class _Terms:
         self.score, self.score_mean, self.score_mass = new((rows, latent)), new((rows, latent)), new((rows, 1))
         self.delta, self.delta_mean, self.delta_mass = new((rows, latent)), new((rows, latent)), new((rows, 1))
         self.absolute, self.bound = new((rows, latent)), new((rows, latent))
-        self.split, self.split_square, self.split_absolute = (new((rows, latent)) for _ in range(3))
+        self.split, self.split_square, self.split_absolute, self.split_known = (new((rows, latent)) for _ in range(4))
+        self.split_mass = new((rows, 1))
         self.mass_error = new((rows, 1))
         self.sharing = Sharing.empty(rows, like=softmax.out)
         launch = {"heads": problem.heads, "query_tokens": problem.query_tokens, "batch": problem.batch}
@@ -261,12 +268,9 @@ class _Terms:
         """Work out the variance and the bound of each score's error, in natural-log units, [rows, n]."""
         query, keys, width = self.request.query, piece.keys, self.request.problem.width
         relative = self.operand + self.query_operand
-        if relative:
-            squares = query.square() @ keys.square().T
-            magnitudes = query.abs() @ keys.abs().T
-        else:  # only fp32 terms are left: Cauchy and Schwarz's bounds will do
-            squares = query.pow(4).sum(1, keepdim=True).sqrt() * keys.pow(4).sum(1).sqrt()
-            magnitudes = query.norm(dim=1, keepdim=True) * keys.norm(dim=1)
+        # Not by norms: elements that a zero of the query hides may be larger than all others together.
+        squares = query.square() @ keys.square().T
+        magnitudes = query.abs() @ keys.abs().T
         squares, magnitudes = squares * self.scale**2, magnitudes * self.scale
         product = piece.scores.nan_to_num(neginf=0.0).square()
         visible_fall = fall.nan_to_num(posinf=0.0)
@@ -277,7 +281,7 @@ class _Terms:
         variance += exponential.square() + self.updates * (self.arithmetic.exponential**2 + _U32**2)
         bound = (relative + self.operand * self.query_operand + _U32 * (width + _STEPS)) * magnitudes
         bound += exponential + self.updates * (self.arithmetic.exponential + _U32)
-        return variance, bound.expm1_()
+        return variance, bound.clamp_(max=_FAR).expm1_()
 
     def _add_squares(self, values: Tensor, weights: Tensor, variance: Tensor, score: Tensor, delta: Tensor) -> None:
         rows = self.request.rows
@@ -311,12 +315,27 @@ class _Terms:
         start = 0
         for edge in inner:
             self.split += weights[:, start:edge] @ values[start:edge]
-            self.split_square += self.split.square()
-            self.split_absolute += self.split.abs()
-            self.split.zero_()
+            self.split_mass += weights[:, start:edge].sum(1, keepdim=True)
+            self._close_split()
             start = edge
         if start < len(values):
             self.split += weights[:, start:] @ values[start:]
+            self.split_mass += weights[:, start:].sum(1, keepdim=True)
+
+    def _close_split(self) -> None:
+        scale = abs(self.request.problem.cache_scale)
+        part = find(self.arithmetic.partial)
+        square = self.split.square()
+        self.split_square += square
+        self.split_absolute += self.split.abs()
+        plain = MEAN_SQUARE * part.unit_roundoff**2 * square
+        if part.significand < 24:
+            mass = self.split_mass.clamp(min=_TINY)
+            known = known_rounding(self.split / mass * scale, torch.zeros_like(square), part)
+            plain = torch.maximum(plain, known * (mass / scale) ** 2)
+        self.split_known += plain
+        self.split.zero_()
+        self.split_mass.zero_()
 
     def finish(self, found: Budget) -> None:
         """Put the terms together and store them."""
@@ -330,17 +349,23 @@ class _Terms:
         single = coherent * self.independent + drift.square()
         single += MEAN_SQUARE * _U32**2 * self.depth * (out.square() + self.shared / MEAN_SQUARE)
         written = find(arithmetic.output)
-        single += MEAN_SQUARE * written.unit_roundoff**2 * out.square() + _tail(written, scale)
         spread = (self.delta - 2 * out * self.delta_mean + out.square() * self.delta_mass).clamp_(min=0)
         hard = self.bound + self.operand * self.absolute
-        hard += (self.delta_mass * spread).sqrt() / (1 - self.delta_mass).clamp(min=0)
+        moved = (self.delta_mass * spread).sqrt()
+        hard += torch.where(moved > 0, moved / (1 - self.delta_mass).clamp(min=0), 0.0)
         hard += _U32 * (self.depth + 2 * self.updates + _STEPS) * (self.absolute + out.abs())
         if self.launched > 1:
             part = find(arithmetic.partial)
-            single += MEAN_SQUARE * part.unit_roundoff**2 * self.split_square + _tail(part, scale)
+            plain = MEAN_SQUARE * part.unit_roundoff**2 * self.split_square
+            # Noise below a tenth of the spacing at the output leaves the roundings of partials what they are.
+            quiet = shared + single < (part.unit_roundoff / 10 * out).square()
+            single += torch.where(quiet, self.split_known, plain) + _tail(part, scale)
             merge = 2 * (arithmetic.exponential + _U32 * (len(self.edges) + 4 + 2 * self._height()))
             hard += part.unit_roundoff * (self.split_absolute + hard) + part.smallest_subnormal / 2 / scale
             hard += merge * (self.split_absolute + hard)
+        plain = MEAN_SQUARE * written.unit_roundoff**2 * out.square() + _tail(written, scale)
+        last = known_rounding(out * scale, (shared + single) * scale**2, written)
+        single += torch.maximum(plain, last / scale**2)
         hard += written.unit_roundoff * (out.abs() + hard) + written.smallest_subnormal / 2 / scale
         self._store(found, shared * scale**2, single * scale**2, hard * scale)
 
@@ -354,6 +379,12 @@ class _Terms:
         moved = self.delta_mass + _U32 * (self.sum_depth + _STEPS) + arithmetic.exponential
         # Base-two kernels multiply the maximum by log2(e) and the result by ln 2; each is a rounding of the whole.
         return moved.log1p() + (arithmetic.exponential + 8 * _U32) * self._height()
+
+    def _lse_variance(self) -> Tensor:
+        """Work out the variance of the log-sum-exp's error, [rows, 1]: the terms of its bound, those of tokens independent."""
+        arithmetic = self.arithmetic
+        sums = MEAN_SQUARE * _U32**2 * self.sum_depth
+        return self.score_mass + sums + ((arithmetic.exponential + 8 * _U32) * self._height()).square()
 
     def _store(self, found: Budget, shared: Tensor, single: Tensor, hard: Tensor) -> None:
         problem = self.request.problem
@@ -371,6 +402,7 @@ class _Terms:
             (found.variance, (shared + single).masked_fill(over, torch.inf).masked_fill(empty, 0.0)),
             (found.hard, hard.masked_fill(over, torch.inf).masked_fill(empty, 0.0)),
             (found.lse_hard, self._lse().masked_fill(empty, 0.0)),
+            (found.lse_variance, self._lse_variance().masked_fill(empty, 0.0)),
             (found.effective_tokens, tokens),
             (found.probability_share, share),
             (found.effective_elements, elements),

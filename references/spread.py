@@ -39,11 +39,41 @@ _HARMONICS = (6 / math.pi**2, 1.5 / math.pi**2, 1 - 7.5 / math.pi**2)
 _PROBES = 64
 
 
+#: Noise in spacings below which three harmonics no longer describe a rounding, and none is needed: it is known.
+_QUIET = 0.12
+
+
 @lru_cache(maxsize=16)
 def _signs(latent: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(latent)
     signs = torch.randint(0, 2, (latent, _PROBES), generator=generator, dtype=torch.float64) * 2 - 1
     return signs.to(device)
+
+
+def known_rounding(value: Tensor, variance: Tensor, known: Format) -> Tensor:
+    """Work out what rounding adds to the mean square error of values that are known but for some noise.
+
+    Where the noise is small against the spacing, a value far from those of the format is rounded by a known amount, and
+    values that are alike by the same amount: their average over significands says nothing about them.
+
+    Args:
+        value: the values, fp64, any shape.
+        variance: variance of the noise before rounding, same shape.
+        known: what they are rounded to.
+
+    Source: the Fourier series of x - round(x) and of its square, each harmonic damped by the noise's characteristic function.
+    """
+    exponent = torch.frexp(value).exponent.clamp(min=known.exponent_min + 1) - known.significand
+    turns = torch.ldexp(value, -exponent)
+    noise = torch.ldexp(torch.ldexp(variance, -exponent), -exponent)
+    exact = (turns - turns.round()).square()
+    noisy = torch.full_like(value, 1 / 12)
+    angle = 2 * math.pi * turns.frac()
+    for harmonic in (1, 2, 3):
+        wave = torch.cos(harmonic * angle) * torch.exp(-2 * (math.pi * harmonic) ** 2 * noise)
+        noisy += (-1) ** harmonic * wave * (1 / (math.pi * harmonic) ** 2 + 4 * noise)
+    added = torch.where(noise < _QUIET**2, exact, noisy.clamp_(min=0))
+    return torch.ldexp(torch.ldexp(added, exponent), exponent)
 
 
 def effective_elements(out: Tensor, variance: Tensor) -> Tensor:
@@ -126,6 +156,6 @@ class Sharing:
         across = (self.total - self.along).square() - self.across_squares
         pairs = self.along.square() - self.along_squares + across.clamp(min=0) / elements
         inverse = (self.squares + 2 / EXCESS * pairs) / self.total.square()
-        inverse = torch.where(self.total > 0, inverse, 1.0) * self.factor()[:, 0]
+        inverse = torch.where(self.total.square() > 0, inverse, 1.0) * self.factor()[:, 0]
         # One error along one direction, normal at worst: the relative variance of its square is 2.
         return 1 / inverse.clamp(max=2 / EXCESS)

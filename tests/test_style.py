@@ -9,9 +9,11 @@ Source: CONTRIBUTING.md, "The house style".
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +70,8 @@ def module_has_a_name(path: str, text: str) -> Iterator[str]:
             yield f"the name {part!r} does not say what is inside"
 
 
-def dataclasses_are_values(path: str, text: str) -> Iterator[str]:
+def dataclasses_are_records(path: str, text: str) -> Iterator[str]:
+    """Records are frozen; what has a state of its own says ``frozen=False``, so that it is seen to be meant."""
     for node in ast.walk(ast.parse(text)):
         for decorator in node.decorator_list if isinstance(node, ast.ClassDef) else ():
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -76,8 +79,9 @@ def dataclasses_are_values(path: str, text: str) -> Iterator[str]:
                 continue
             keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
             given = {keyword.arg for keyword in keywords if ast.unparse(keyword.value) == "True"}
+            given |= {"frozen"} & {keyword.arg for keyword in keywords}
             for missing in sorted({"frozen", "slots", "kw_only"} - given):
-                yield f"{node.lineno}: dataclass {node.name} without {missing}=True"
+                yield f"{node.lineno}: dataclass {node.name} does not say {missing}=True"
 
 
 def no_tolerance_in_python(path: str, text: str) -> Iterator[str]:
@@ -154,19 +158,19 @@ def matches(pattern: re.Pattern[str], text: str, what: str) -> Iterator[str]:
 def prose(path: str, text: str) -> str:
     """Blank out what is not prose: in Python all but comments and docstrings, everywhere what stands in backquotes."""
     if path.endswith(".py"):
-        kept = {}
+        lines = [""] * (text.count("\n") + 2)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                lines[token.start[0] - 1] = token.string
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-                first = node.body[0]
-                kept.update(dict.fromkeys(range(first.lineno, (first.end_lineno or first.lineno) + 1), True))
-        lines = text.splitlines()
-        comments = [re.search(r"(?:^|\s)#.*$", line) for line in lines]
-        text = "\n".join(
-            line if number in kept else comment[0] if comment else ""
-            for number, (line, comment) in enumerate(zip(lines, comments, strict=True), start=1)
-        )
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (told := ast.get_docstring(node)):
+                first = node.body[0].lineno - 1
+                for number, line in enumerate(told.splitlines(), start=first):
+                    lines[number] = line
+        text = "\n".join(lines)
     fenced = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL)
-    return re.sub(r"``?[^`\n]+``?", "", fenced)
+    titles = re.sub(r'(?<!")"[^"\n]+"(?!")', "", fenced)  # a title is spelt as its author spelt it
+    return re.sub(r"``?[^`\n]+``?", "", titles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,14 +197,15 @@ HOUSE = (
     House(rule=module_is_short, where=CODE, bad=("x = 1\n" * (MODULE_LINES + 1),), good="x = 1\n" * MODULE_LINES),
     House(rule=module_says_what_it_is, where=PYTHON, bad=("x = 1\n", "# a comment\nx = 1\n"), good='"""A thing."""\n'),
     House(
-        rule=dataclasses_are_values,
+        rule=dataclasses_are_records,
         where=CODE,
         bad=(
             "@dataclass\nclass A: ...\n",
             "@dataclass(frozen=True, slots=True)\nclass A: ...\n",
             "@dataclasses.dataclass(frozen=True, slots=True, kw_only=False)\nclass A: ...\n",
         ),
-        good="@dataclass(frozen=True, slots=True, kw_only=True)\nclass A: ...\n",
+        good="@dataclass(frozen=True, slots=True, kw_only=True)\nclass A: ...\n"
+        "@dataclass(frozen=False, slots=True, kw_only=True)\nclass State: ...\n",
     ),
     House(
         rule=no_tolerance_in_python,

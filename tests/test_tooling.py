@@ -48,6 +48,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.installed: list[tuple[str, ...]] = []
         self.messages: list[str] = []
+        self.name = "gate"
         self.venv_backend = "venv"
         self.bin = str(folder / "bin")
         self.folder = folder
@@ -58,6 +59,9 @@ class Recorder:
         self.installed.append(arguments)
 
     def log(self, message: str) -> None:
+        self.messages.append(message)
+
+    def warn(self, message: str) -> None:
         self.messages.append(message)
 
     def error(self, message: str) -> None:
@@ -82,6 +86,17 @@ def test_without_a_gpu_torch_is_installed_alone_first_and_pinned(
     assert first[:2] == second[:2] == ("-c", str(ROOT / "constraints.txt"))
     assert [noxfile.Requirement(text).name for text in first[2:]] == ["torch"]
     assert {"triton", "numpy", "hypothesis", "pytest"} <= {noxfile.Requirement(text).name for text in second[2:]}
+
+
+def test_a_torch_that_nox_does_not_run_in_is_pointed_out(
+    noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = environment(noxfile, torch="2.9.0+rocm7.0", accelerator="7.0")
+    monkeypatch.setattr(noxfile.shutil, "which", lambda name: "/opt/venv/bin/python3")
+    monkeypatch.setattr(noxfile, "probe", lambda python: there if "opt" in python else environment(noxfile))
+    session = Recorder(tmp_path / "venv")
+    noxfile.install(session, noxfile.requirements("triton"))
+    assert "/opt/venv/bin/python3 -m pip install nox && /opt/venv/bin/python3 -m nox -s gate" in session.messages[-1]
 
 
 def test_a_rocm_torch_is_used_and_neither_torch_nor_triton_is_installed(

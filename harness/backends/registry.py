@@ -2,7 +2,8 @@
 
 1. An entry is data: where the backend lives and what it is. Its module, and with it triton or aiter, is imported when the
    backend is made.
-2. ``name@LABEL`` is one of several versions of a backend; ``family:rest`` is a member of a family that its module lists.
+2. ``name@LABEL`` is one of several versions of a backend; ``family:rest`` is a member of a family that its module lists;
+   ``name!mistake`` is a backend with a mistake made on purpose, where its module knows some.
 3. Unknown and not installed are different errors; the first names what is near, the second says how to install.
 """
 
@@ -66,7 +67,7 @@ def entry_of(name: str) -> Entry:
         UnknownBackend: if there is none; the message names what is near.
     """
     stem = name.partition("@")[0]
-    family, colon, _ = stem.partition(":")
+    family, colon, _ = stem.partition("!")[0].partition(":")
     entry = ENTRIES.get(family if colon else stem)
     if entry is None or entry.family != bool(colon):
         near = get_close_matches(stem, ENTRIES, n=2, cutoff=0.5)

@@ -1,0 +1,37 @@
+"""Which backends, regimes and cases the gate's tests are asked about."""
+
+from __future__ import annotations
+
+import pytest
+
+from cases.pins import Pin, pinned
+from harness.backends.protocol import Backend
+from harness.plan import Plan
+from harness.plugin import gate_of
+from harness.regimes import NoRegime
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test its pairs of backend and regime, its backends, or its pinned cases."""
+    wanted = set(metafunc.fixturenames)
+    if not wanted & {"pair", "backend", "pin"}:
+        return
+    plan = gate_of(metafunc.config).plan
+    if "pair" in wanted:
+        metafunc.parametrize("pair", plan.pairs, ids=str)
+    elif "pin" in wanted:
+        asked = [(backend, pin) for backend in plan.backends for pin in pinned() if _asked(plan, backend, pin)]
+        metafunc.parametrize(("backend", "pin"), asked, ids=[f"{backend.name}-{pin.name}" for backend, pin in asked])
+    else:
+        metafunc.parametrize("backend", plan.backends, ids=lambda backend: backend.name)
+
+
+def _asked(plan: Plan, backend: Backend, pin: Pin) -> bool:
+    """Tell whether a pinned case is asked: what lies outside the contract is not collected, so it cannot look green."""
+    if backend.why_not(pin.case, plan.device) is not None:
+        return False
+    try:
+        regime = plan.regimes.of(backend.name, pin.case)
+    except NoRegime:
+        return True  # inside the contract and without a regime: the run says so as an error
+    return any(pair.backend is backend and pair.regime.name == regime.name for pair in plan.pairs)

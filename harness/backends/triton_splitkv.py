@@ -1,0 +1,264 @@
+"""The embedded default backend: a small paged split-KV decode kernel in Triton.
+
+1. On a CUDA or ROCm device it runs natively; on a CPU through Triton's interpreter, mended for the run.
+2. Any case in `Case`'s range is inside its contract; what a device's Triton cannot cast, the kernel decodes by integers.
+3. Operands are exact: both codes are widened to the format of `operand_of`. Probabilities are rounded to that format,
+   partial outputs are fp32, splits are those of `SPLIT_STEP`, `LEAST_STEPS` and `MOST_SPLITS`.
+4. A variant is this backend with its kernel's source changed in one place: a wrong kernel made on purpose.
+
+Source: the kernel's own module, `triton_splitkv_kernel`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import itertools
+import shutil
+import sys
+import tempfile
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.backends.protocol import Capabilities, Output, UnknownBackend, Unsupported
+from harness.backends.triton_splitkv_mistakes import MISTAKES
+from harness.case import Case
+from harness.inputs import Inputs
+
+NAME = "triton-splitkv"
+#: tokens a split is a multiple of
+SPLIT_STEP = 64
+#: steps a split has at least, while tokens remain
+LEAST_STEPS = 2
+#: splits a request has at most
+MOST_SPLITS = 8
+#: query rows (S x H) of a program, at least and at most; a dot of Triton's needs 16
+ROWS = (16, 64)
+#: int32 token positions, with room for the last tile
+_LONGEST = (1 << 31) - (1 << 12)
+_KERNEL = Path(__file__).with_name("triton_splitkv_kernel.py")
+_EIGHT_BITS = ("e4m3fn", "e4m3fnuz", "e5m2")
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How a launch cuts its work."""
+
+    #: query rows of a program
+    rows: int
+    #: tokens a program holds at a time
+    tile: int
+    #: splits of the longest request
+    splits: int
+
+
+def operand_of(query_format: str, cache_format: str) -> str:
+    """Name the format that both operands of the dots are widened to, exactly: the narrowest that holds either's values."""
+    pair = {query_format, cache_format}
+    if "fp32" in pair or pair == {"bf16", "fp16"}:
+        return "fp32"
+    return "fp16" if "fp16" in pair else "bf16"
+
+
+def splits_of(length: int) -> int:
+    """Count the splits of a request of `length` tokens."""
+    return -(-length // tokens_per_split(length))
+
+
+def tokens_per_split(length: int) -> int:
+    """Count the tokens of every split but the last, as the kernel does."""
+    steps = -(-length // SPLIT_STEP)
+    return max(-(-steps // MOST_SPLITS), LEAST_STEPS) * SPLIT_STEP
+
+
+class SplitKV:
+    """The backend over one kernel module."""
+
+    def __init__(self, name: str, kernels: ModuleType, *, integer_decode: bool = False) -> None:
+        """Take kernels from a module; `integer_decode` decodes every fp8 format by integers, also where a cast exists."""
+        self._name = name
+        self._kernels = kernels
+        self._integer_decode = integer_decode
+
+    @property
+    def name(self) -> str:
+        """Its name; a variant's ends with `!` and the mistake."""
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What holds for all its cases."""
+        return Capabilities(output_format="bf16", empty_rows="zeros", returns_lse=True)
+
+    def why_not(self, case: Case, device: torch.device) -> str | None:
+        """Say why a case lies outside the contract on a device, or None."""
+        if device.type not in self.capabilities.devices:
+            return f"it runs on a CPU and on CUDA or ROCm devices, not on {device}"
+        if max(case.lengths) > _LONGEST:
+            return f"token positions are int32: a request has at most {_LONGEST} tokens, and one has {max(case.lengths)}"
+        return None
+
+    def run(self, inputs: Inputs) -> Output:
+        """Compute the decode.
+
+        Raises:
+            Unsupported: if the case lies outside the contract.
+            KernelFault: on a CPU, if the kernel leaves its memory or its integers.
+        """
+        reason = self.why_not(inputs.case, inputs.device)
+        if reason is not None:
+            raise Unsupported(f"{self.name} cannot run {inputs.case}: {reason}")
+        tiling = _tile(inputs.case, inputs.device)
+        with _meaning(inputs.device):
+            self._launch(inputs, tiling)
+        mode = "interpreted" if inputs.device.type == "cpu" else "native"
+        ran: dict[str, str | int] = {
+            "kernel": self.name,
+            "splits": tiling.splits,
+            "tile": tiling.tile,
+            "rows": tiling.rows,
+            "mode": mode,
+        }
+        return Output(out=inputs.out, lse=inputs.lse, what_ran=ran)
+
+    def _launch(self, inputs: Inputs, tiling: Tiling) -> None:
+        case = inputs.case
+        attend, merge = (self._kernel(name, inputs.device) for name in ("attend", "merge"))
+        nope, query_code = self._codes(inputs.query_nope, case.query_format)
+        rope, _ = self._codes(inputs.query_rope, case.query_format)
+        cache, cache_code = self._codes(inputs.cache, case.cache_format)
+        if inputs.block_table is not None:
+            table, starts, table_width = inputs.block_table, inputs.block_table, inputs.block_table.stride(0)
+        else:
+            assert inputs.kv_indices is not None and inputs.kv_indptr is not None
+            table, starts, table_width = inputs.kv_indices, inputs.kv_indptr, 0
+        shape = (case.batch, case.query_tokens * case.heads, tiling.splits)
+        partial = torch.full((*shape, case.latent), torch.nan, dtype=torch.float32, device=inputs.device)
+        partial_lse = torch.full(shape, torch.nan, dtype=torch.float32, device=inputs.device)
+        blocks = -(-shape[1] // tiling.rows)
+        cuts: dict[str, Any] = {
+            "LATENT": case.latent, "LATENT_TILE": _padded(case.latent), "ROWS": tiling.rows, "STEP": SPLIT_STEP,
+            "LEAST": LEAST_STEPS, "SPLITS": MOST_SPLITS,
+        }  # fmt: skip
+        attend[(case.batch, blocks, tiling.splits)](
+            nope, rope, cache, table, starts, inputs.lengths, partial, partial_lse, case.softmax_scale,
+            case.query_scale, case.cache_scale, case.query_tokens, case.heads, case.page_size, *nope.stride(),
+            *rope.stride(), cache.stride(0), cache.stride(1), table_width, tiling.splits, **cuts,
+            ROPE=case.rope, ROPE_TILE=_padded(case.rope), TILE=tiling.tile, RAGGED=inputs.block_table is None,
+            QUERY=query_code, CACHE=cache_code, OPERAND=_triton_type(operand_of(case.query_format, case.cache_format)),
+        )  # fmt: skip
+        lse = partial_lse if inputs.lse is None else inputs.lse
+        merge[(case.batch, blocks)](
+            partial, partial_lse, inputs.lengths, inputs.out, lse, case.query_tokens, case.heads, tiling.splits, **cuts,
+            WITH_LSE=inputs.lse is not None,
+        )  # fmt: skip
+
+    def _kernel(self, name: str, device: torch.device) -> Any:
+        kernel = getattr(self._kernels, name)
+        if device.type == "cpu":
+            from harness.emulation.interpreter import interpreted
+
+            return interpreted(kernel)
+        return kernel
+
+    def _codes(self, codes: Tensor, name: str) -> tuple[Tensor, str]:
+        """Give the tensor as the kernel takes it, and how the kernel decodes it."""
+        if name not in _EIGHT_BITS:
+            return codes, "cast"
+        if not self._integer_decode and name in _castable(codes.device):
+            return codes, "cast"
+        return codes.view(torch.uint8), name
+
+
+def make(name: str, label: str | None = None) -> SplitKV:
+    """Make the backend, or with ``!NAME`` the variant that makes the mistake NAME of MISTAKES.
+
+    Raises:
+        ValueError: if a version is asked for: there is one.
+        UnknownBackend: if no mistake has the name.
+    """
+    if label is not None:
+        raise ValueError(f"{name} has no versions to choose from, and @{label} asks for one: leave it out")
+    stem, bang, mistake = name.partition("!")
+    if bang:
+        if mistake not in MISTAKES:
+            raise UnknownBackend(f"{stem} has no mistake {mistake!r} to make: there are {', '.join(MISTAKES)}")
+        return variant(mistake, MISTAKES[mistake].old, MISTAKES[mistake].new)
+    import harness.backends.triton_splitkv_kernel as kernels
+
+    return SplitKV(name, kernels)
+
+
+def variant(mistake: str, old: str, new: str) -> SplitKV:
+    """Make the backend with `old` replaced by `new` in its kernel's source, named after the mistake.
+
+    Raises:
+        ValueError: if `old` does not stand exactly once in the source.
+    """
+    source = _KERNEL.read_text(encoding="utf-8")
+    if source.count(old) != 1:
+        raise ValueError(
+            f"the variant {mistake!r} replaces {old!r}, which must stand exactly once in {_KERNEL.name} "
+            f"and stands there {source.count(old)} times"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="mla-gate-variant-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Triton reads a kernel's source from its file, so that the file must outlive the backend.
+    name = f"triton_splitkv_variant_{next(_numbers)}"
+    path = folder / f"{name}.py"
+    path.write_text(source.replace(old, new), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return SplitKV(f"{NAME}!{mistake}", module)
+
+
+def _meaning(device: torch.device) -> AbstractContextManager[None]:
+    if device.type != "cpu":
+        return torch.cuda.device(device)
+    from harness.emulation.interpreter import mended
+
+    return mended()
+
+
+def _tile(case: Case, device: torch.device) -> Tiling:
+    rows = case.query_tokens * case.heads
+    least, most = ROWS
+    exact = operand_of(case.query_format, case.cache_format) == "fp32"
+    # On a device the accumulators of a program must fit its registers, and fp32 tiles its shared memory.
+    fitting = most if device.type == "cpu" else least
+    tile = SPLIT_STEP // 2 if exact and device.type != "cpu" else SPLIT_STEP
+    return Tiling(
+        rows=min(max(least, 1 << (rows - 1).bit_length()), fitting),
+        tile=tile,
+        splits=max(1, *(splits_of(length) for length in case.lengths)),
+    )
+
+
+def _padded(width: int) -> int:
+    return max(16, 1 << max(width - 1, 0).bit_length())
+
+
+def _castable(device: torch.device) -> tuple[str, ...]:
+    """Name the fp8 formats that Triton can cast on a device; the interpreter casts them all."""
+    if device.type == "cpu":
+        return _EIGHT_BITS
+    if torch.version.hip is not None:
+        architecture = torch.cuda.get_device_properties(device).gcnArchName
+        return ("e4m3fnuz",) if architecture.startswith("gfx94") else ("e4m3fn", "e5m2")
+    return ("e4m3fn", "e5m2") if torch.cuda.get_device_capability(device) >= (8, 9) else ("e5m2",)
+
+
+def _triton_type(name: str) -> Any:
+    import triton.language as language
+
+    return {"bf16": language.bfloat16, "fp16": language.float16, "fp32": language.float32}[name]

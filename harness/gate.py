@@ -1,0 +1,187 @@
+"""A run of the gate as one process sees it: it asks, records and reports.
+
+1. Every result goes to the ledger before anything else is done with it.
+2. Processes share a run by its folder: each writes a ledger of its own there, and the table is counted from all of them.
+3. A folder that cannot be written costs the files, never a verdict: the ledger then goes to a temporary folder, and a
+   repro that could not be saved is said to be so in its failure.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.backends.protocol import Backend
+from harness.case import Case
+from harness.environment import environment
+from harness.ledger import Writer, result_line
+from harness.plan import Pair, Plan, make_plan
+from harness.profiles import PROFILES, Profile
+from harness.regimes import load
+from harness.repro import replay_command, save
+from harness.report.failure import panel
+from harness.run import Result, run_case
+from harness.search import EXECUTED, Finding, Outcome, Search, search
+from harness.strategies import NoSuchCase, acceptance, cases
+
+#: Seconds between two lines of progress.
+PROGRESS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a run was asked for."""
+
+    #: Names of backends; none for the default ones.
+    backends: tuple[str, ...] = ()
+    #: Names of regimes; none for all.
+    regimes: tuple[str, ...] = ()
+    #: Name of the profile.
+    profile: str = "smoke"
+    #: Device; None for a GPU where there is one.
+    device: str | None = None
+    #: Seed of the searches.
+    seed: int = 0
+    #: The regimes file; None for the project's.
+    regimes_file: Path | None = None
+    #: Where repros go.
+    repro_dir: Path = Path("repros")
+    #: Folder of this run's ledgers.
+    run_dir: Path = Path(".mla-gate/run")
+    #: Folder of Hypothesis's example database; None to keep none.
+    database: Path | None = None
+    #: Name of this process's ledger.
+    process: str = "main"
+
+
+class Gate:
+    """One process's part of a run."""
+
+    def __init__(self, options: Options, say: Callable[[str], None] | None = None) -> None:
+        """Take what was asked for; ``say`` shows a line of progress."""
+        self.options = options
+        self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._next_word = time.monotonic() + PROGRESS_SECONDS
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Plan the run.
+
+        Raises:
+            PlanError, RegimesError: if it cannot be planned as it was asked for.
+        """
+        options = self.options
+        return make_plan(
+            load(options.regimes_file), device=options.device, backends=options.backends, regime_names=options.regimes
+        )
+
+    @property
+    def profile(self) -> Profile:
+        """How much the run asks."""
+        return PROFILES[self.options.profile]
+
+    @cached_property
+    def ledger(self) -> Writer:
+        """Open this process's ledger."""
+        header = {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": sys.argv,
+            "profile": self.options.profile,
+            "seed": self.options.seed,
+            "process": self.options.process,
+            "environment": environment(str(self.plan.device)),
+        }
+        try:
+            return Writer(self.options.run_dir / f"{self.options.process}.jsonl", header)
+        except OSError as error:
+            folder = Path(tempfile.mkdtemp(prefix="mla-gate-"))
+            self._say(f"mla-gate: {self.options.run_dir} cannot be written ({error.strerror}); the ledger is in {folder}")
+            return Writer(folder / f"{self.options.process}.jsonl", header)
+
+    @property
+    def opened(self) -> bool:
+        """Tell whether this process has a ledger yet."""
+        return "ledger" in self.__dict__
+
+    def ask(self, case: Case, backend: Backend, phase: str) -> Result:
+        """Run a case on a backend and record the result."""
+        result = run_case(case, backend, self.plan.regimes, device=self.plan.device)
+        self.record(result, phase)
+        return result
+
+    def record(self, result: Result, phase: str) -> None:
+        """Write a result to the ledger."""
+        self.ledger.write("result", **result_line(result, phase))
+
+    def intend(self, pair: Pair) -> None:
+        """Write down that a pair will be gated, so that one that never is shows in the table."""
+        demanding = self.profile.demands_sensitivities
+        self.ledger.write("planned", backend=pair.backend.name, regime=pair.regime.name, demanding=demanding)
+
+    def search(self, pair: Pair) -> Outcome:
+        """Search a pair for failing cases.
+
+        Raises:
+            NoSuchCase: if no case of the regime lies in the backend's contract.
+        """
+        device, name = self.plan.device, f"{pair.backend.name} × {pair.regime.name}"
+        accepts = acceptance(pair.regime, pair.backend, device)
+        strategy = cases(pair.regime, self.profile, pair.backend, device)
+        counts: dict[str, int] = {}
+
+        def heard(result: Result, phase: str) -> None:
+            self.record(result, phase)
+            kind = phase if phase == "shrink" else result.verdict.kind
+            counts[kind] = counts.get(kind, 0) + 1
+            if time.monotonic() > self._next_word:
+                self._next_word = time.monotonic() + PROGRESS_SECONDS
+                done = sum(count for kind, count in counts.items() if kind in EXECUTED)
+                shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+                self._say(f"mla-gate: {name}: {done} of {self.profile.examples} cases; {shown}")
+
+        asked = Search(lambda case: run_case(case, pair.backend, self.plan.regimes, device=device), heard, self.profile)
+        seed = zlib.crc32(f"{self.options.seed} {pair}".encode())
+        database = self.options.database and self.options.database / pair.backend.name / pair.regime.name
+        outcome = search(strategy, asked, accepts, seed=seed, database=database)
+        for finding in outcome.findings:
+            self.ledger.write(
+                "finding",
+                **result_line(finding.result, "shrink"),
+                first=str(finding.first),
+                neighbour=finding.walk.neighbour and str(finding.walk.neighbour),
+                difference=finding.walk.difference,
+            )
+        self.ledger.write(
+            "gated",
+            backend=pair.backend.name,
+            regime=pair.regime.name,
+            executed=outcome.executed,
+            cut=outcome.cut,
+            seconds=outcome.seconds,
+        )
+        return outcome
+
+    def failed(self, result: Result, backend: Backend, finding: Finding | None = None) -> str:
+        """Save the repro of a failing result and write its failure panel."""
+        notes = save(result, backend, self.plan.regimes, self.options.repro_dir, device=str(self.plan.device), finding=finding)
+        return panel(result, device=str(self.plan.device), finding=finding, notes=notes)
+
+    def command(self, result: Result) -> str:
+        """Give the command that replays a result."""
+        return replay_command(result.case, result.backend, str(self.plan.device))
+
+    def close(self, **fields: Any) -> None:
+        """Write the end of this process's part."""
+        if self.opened:
+            self.ledger.write("end", **fields)
+            self.ledger.close()
+
+
+__all__ = ["Gate", "NoSuchCase", "Options"]

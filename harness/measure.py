@@ -1,0 +1,153 @@
+"""The yardstick of one case: how far a correct kernel's output may lie from the truth, and how far an output does.
+
+1. Everything is fp64 and flat over rows: R = S·H rows a request, [B, R, L] elements.
+2. A ratio is a measurement over its limit; above 1 a check is broken. Limits come from the regime alone.
+3. Rows that see no token are no rows here; the judge holds them to the backend's policy.
+
+Source: docs/numerics.md, "What is checked".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.extremes import NARROW, element_limit, row_limit
+from harness.regimes import Regime
+from harness.weights import Weights, weigh
+from references.budget import budget
+from references.problem import Answer, Problem
+
+#: The checks, and what breaking each means.
+CHECKS = {
+    "hard": "an element is further off than any rounding can take it",
+    "row": "a row is further off than roundings together take it: a systematic error",
+    "element": "one element is further off than its own roundings take it",
+    "lse": "the log-sum-exp is off: splits, base or scale",
+    "accuracy": "the answer conforms to its arithmetic, but is too inaccurate to use",
+}
+#: Divides by what may be zero: a zero over it is zero, anything else is beyond every limit.
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """The truth of a case and the limits around it."""
+
+    regime: Regime
+    #: The truth, fp64 [B, R, L].
+    out: Tensor
+    #: Its log-sum-exp, fp64 [B, R].
+    lse: Tensor
+    #: Variance of a correct kernel's error, fp64 [B, R, L].
+    variance: Tensor
+    #: Hard bound W, fp64 [B, R, L].
+    hard: Tensor
+    #: Budget of the lse, fp64 [B, R].
+    lse_hard: Tensor
+    #: Standard deviation of ρ² of a correct kernel, fp64 [B, R].
+    spread: Tensor
+    #: Limit of z, fp64 [B, R].
+    row_limit: Tensor
+    #: Limit of |e|/√V.
+    element_limit: float
+    #: Rows that see a token, bool [B, R].
+    live: Tensor
+    #: Softmax weights of each request that has rows, by request.
+    weights: dict[int, Weights]
+
+    @property
+    def rows(self) -> int:
+        """Count the rows that see a token."""
+        return int(self.live.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """What was measured of some rows: the values, and each check over its limit."""
+
+    #: ρ, fp64 [..., R].
+    rho: Tensor
+    #: z, fp64 [..., R].
+    z: Tensor
+    #: ‖e‖/‖o‖, fp64 [..., R].
+    relative: Tensor
+    #: Largest |e|/√V of a row, fp64 [..., R].
+    element: Tensor
+    #: Check -> ratio to its limit, fp64 [..., R].
+    checks: dict[str, Tensor]
+
+    def worst(self) -> Tensor:
+        """Take the largest ratio of each row, fp64 [..., R]."""
+        return torch.stack(list(self.checks.values())).amax(0)
+
+
+def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick:
+    """Lay the yardstick of a problem.
+
+    Args:
+        problem: the problem.
+        answer: its truth, from the reference or the oracle.
+        regime: arithmetic and limits.
+    """
+    batch, rows = problem.batch, problem.query_tokens * problem.heads
+    bound = budget(problem, regime.arithmetic)
+    out = answer.out.double().reshape(batch, rows, problem.latent)
+    spread = bound.spread.reshape(batch, rows)
+    live = torch.zeros(batch, rows, dtype=torch.bool, device=out.device)
+    weights: dict[int, Weights] = {}
+    for request, length in enumerate(problem.lengths):
+        if length:
+            weights[request] = weigh(problem, request)
+            live[request] = weights[request].visible > 0
+    limits = regime.limits
+    return Yardstick(
+        regime=regime,
+        out=out,
+        lse=answer.lse.double().reshape(batch, rows),
+        variance=bound.variance.reshape(out.shape),
+        hard=bound.hard.reshape(out.shape),
+        lse_hard=bound.lse_hard.reshape(batch, rows),
+        spread=spread,
+        row_limit=row_limit(spread, limits.false_alarm, int(live.sum())),
+        element_limit=element_limit(int(live.sum()) * problem.latent, limits.false_alarm),
+        live=live,
+        weights=weights,
+    )
+
+
+def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, request: int | None = None) -> Ratios:
+    """Measure errors of all requests, or of one.
+
+    Args:
+        yardstick: the case's.
+        error: output less truth, fp64 [B, R, L], or [R, L] of one request.
+        lse_error: the same of the lse, fp64 [B, R] or [R]; None where there is none.
+        request: which request, or None for all.
+    """
+    at = slice(None) if request is None else request
+    regime, variance, out = yardstick.regime, yardstick.variance[at], yardstick.out[at]
+    size = error.abs()
+    square = error.square().sum(-1)
+    mean_square = square / variance.sum(-1).clamp_min(_TINY)
+    z = (mean_square - 1) / yardstick.spread[at].clamp_min(NARROW)
+    element = (size / variance.sqrt().clamp_min(_TINY)).amax(-1)
+    relative = (square / out.square().sum(-1).clamp_min(_TINY)).sqrt()
+    checks = {
+        "hard": (size / yardstick.hard[at].clamp_min(_TINY)).amax(-1) / regime.limits.hard,
+        "row": z / yardstick.row_limit[at],
+        "element": element / yardstick.element_limit,
+        "accuracy": relative / regime.accuracy,
+    }
+    if lse_error is not None:
+        checks["lse"] = lse_error.abs() / yardstick.lse_hard[at].clamp_min(_TINY) / regime.limits.lse
+    live = yardstick.live[at]
+    return Ratios(
+        rho=mean_square.sqrt(),
+        z=z,
+        relative=relative,
+        element=element,
+        checks={name: torch.where(live, ratio, 0.0) for name, ratio in checks.items()},
+    )

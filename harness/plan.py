@@ -1,0 +1,144 @@
+"""What a run gates: backends, their regimes, the device.
+
+1. Without names, every default backend that can run here is gated in every regime it has; one that cannot is listed with
+   its reason, never dropped in silence.
+2. A name that is unknown, a backend that is not installed or does not run on the device, and a regime that none of the
+   backends has are errors: what was asked for by name is gated or the run does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+
+from harness.backends import registry
+from harness.backends.protocol import Backend, NotInstalled, UnknownBackend
+from harness.regimes import Regime, Regimes
+
+
+class PlanError(ValueError):
+    """A run that cannot be planned as it was asked for; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A backend in one of its regimes."""
+
+    backend: Backend
+    regime: Regime
+
+    def __str__(self) -> str:
+        return f"{self.backend.name}-{self.regime.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run gates."""
+
+    device: torch.device
+    regimes: Regimes
+    #: Backends that are gated.
+    backends: tuple[Backend, ...]
+    #: Default backends that cannot run here, with the reason.
+    absent: Mapping[str, str]
+    #: Every backend in every regime that was asked for.
+    pairs: tuple[Pair, ...]
+
+
+def find_device(name: str | None) -> torch.device:
+    """Find the device of a run: the one named, else the GPU where torch sees one, else the CPU.
+
+    Raises:
+        PlanError: if the named device is not one, or is not here.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise PlanError(f"no device is called {name!r}: ask for cpu, cuda or cuda:INDEX (ROCm's GPUs are cuda too)") from None
+    if device.type not in ("cpu", "cuda"):
+        raise PlanError(f"backends run on cpu and cuda, not on {name!r}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise PlanError(
+                f"device {name!r} was asked for and torch {torch.__version__} sees {count or 'no'} GPU{'s' * (count > 1)}: "
+                "run where it is, or use --device cpu"
+            )
+    return device
+
+
+def make_plan(
+    regimes: Regimes, *, device: str | None = None, backends: Sequence[str] = (), regime_names: Sequence[str] = ()
+) -> Plan:
+    """Plan a run.
+
+    Args:
+        regimes: the rules.
+        device: where backends run; None for a GPU where there is one.
+        backends: names of the backends; none for the default ones.
+        regime_names: names of the regimes; none for all.
+
+    Raises:
+        PlanError: if something was asked for that is not there.
+    """
+    place = find_device(device)
+    made, absent = (_named(backends), {}) if backends else _default()
+    for name, backend in list(made.items()):
+        if place.type not in backend.capabilities.devices:
+            reason = f"it runs on {' and '.join(sorted(backend.capabilities.devices))}, not on {place.type}"
+            if backends:
+                raise PlanError(f"{name} cannot run on device {place}: {reason}")
+            absent[name] = reason
+            del made[name]
+    if not made:
+        raise PlanError("no backend can run here: " + "; ".join(f"{name}: {reason}" for name, reason in absent.items()))
+    check_regimes(regimes, regime_names)
+    wanted = set(regime_names)
+    pairs = tuple(
+        Pair(backend=backend, regime=regime)
+        for backend in made.values()
+        for regime in regimes.for_backend(backend.name)
+        if not wanted or regime.name in wanted
+    )
+    idle = wanted - {pair.regime.name for pair in pairs}
+    if idle:
+        raise PlanError(f"regime {', '.join(sorted(idle))} covers none of the backends {', '.join(made)}")
+    bare = [name for name in made if not wanted and not regimes.for_backend(name)]
+    if bare:
+        raise PlanError(f"{', '.join(bare)} has no regime: add a row to {regimes.path}")
+    return Plan(device=place, regimes=regimes, backends=tuple(made.values()), absent=absent, pairs=pairs)
+
+
+def check_regimes(regimes: Regimes, names: Iterable[str]) -> None:
+    """Check that regimes exist.
+
+    Raises:
+        PlanError: if one does not; the message names what is near.
+    """
+    known = [row.name for row in regimes.rows]
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+            raise PlanError(f"no regime is called {name!r}: {hint}")
+
+
+def _named(names: Sequence[str]) -> dict[str, Backend]:
+    made: dict[str, Backend] = {}
+    for name in dict.fromkeys(names):
+        try:
+            made[name] = registry.make(name)
+        except (UnknownBackend, NotInstalled, ValueError) as error:
+            raise PlanError(str(error)) from error
+    return made
+
+
+def _default() -> tuple[dict[str, Backend], dict[str, str]]:
+    found = registry.defaults()
+    absent = {name: str(backend) for name, backend in found.items() if isinstance(backend, NotInstalled)}
+    return {name: backend for name, backend in found.items() if not isinstance(backend, NotInstalled)}, absent

@@ -1,0 +1,198 @@
+"""The pytest plugin: the gate's options, its progress, its table and its exit status.
+
+1. It stays silent in a session that gates nothing: no file is written, no backend is imported.
+2. The table is counted from the ledgers of every process of the run, so pytest-xdist changes nothing in it. It is printed
+   however the session ends, Ctrl-C included.
+3. A row that fails fails the session, whatever the tests said: a regime that executed nothing, or one that never saw a
+   sensitivity where the profile demands it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.profiles import DEFAULT, PROFILES
+
+if TYPE_CHECKING:
+    from harness.gate import Gate
+    from harness.report.rows import Row
+
+_GATE = pytest.StashKey["Gate"]()
+_RUN = pytest.StashKey[dict[str, Any]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the gate's options."""
+    group = parser.getgroup("mla-gate", "gate of MLA decode kernels")
+    group.addoption("--backend", action="append", default=[], metavar="NAME",
+                    help="gate this backend; may be repeated (default: every backend that can run here)")  # fmt: skip
+    group.addoption("--regime", action="append", default=[], metavar="NAME",
+                    help="gate only this regime; may be repeated (default: all regimes of the backends)")  # fmt: skip
+    group.addoption("--profile", choices=tuple(PROFILES), default=DEFAULT,
+                    help=f"how many cases, how large, how long (default: {DEFAULT})")  # fmt: skip
+    group.addoption("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: a GPU where there is one)")
+    group.addoption("--seed", type=int, metavar="N",
+                    help="seed of the searches (default: 0; a new one each time where the profile explores)")  # fmt: skip
+    group.addoption("--repro-dir", metavar="DIR", help="where repros of failures go (default: repros)")
+    group.addoption("--ledger-dir", metavar="DIR", help="folder of this run's ledgers (default: a new one in .mla-gate/runs)")
+    group.addoption("--regimes-file", metavar="FILE", help="judge by this file (default: cases/regimes.toml)")
+    group.addoption("--aiter-source", action="append", default=[], metavar="[LABEL=]DIR",
+                    help="source checkout of AITER for the aiter backends; may be repeated with labels")  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fix what all processes of the run share: its folder and its seed."""
+    shared = getattr(config, "workerinput", {}).get("mla_gate")
+    if shared is None:
+        seed = config.getoption("--seed")
+        if seed is None:
+            explores = PROFILES[config.getoption("--profile")].explores
+            seed = random.SystemRandom().randrange(1 << 32) if explores else 0
+        named = config.getoption("--ledger-dir")
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        run_dir = Path(named).absolute() if named else config.rootpath / ".mla-gate" / "runs" / stamp
+        shared = {"seed": seed, "run_dir": str(run_dir)}
+    config.stash[_RUN] = shared
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand a worker of pytest-xdist what all processes share."""
+    node.workerinput["mla_gate"] = node.config.stash[_RUN]
+
+
+def gate_of(config: pytest.Config) -> Gate:
+    """Make the session's gate, once.
+
+    Raises:
+        pytest.UsageError: if the run cannot be planned as it was asked for.
+    """
+    if _GATE not in config.stash:
+        from harness.backends import registry
+        from harness.gate import Gate, Options
+        from harness.plan import PlanError
+        from harness.regimes import RegimesError
+
+        shared, option = config.stash[_RUN], config.getoption
+        sources = option("--aiter-source")
+        if sources and hasattr(registry, "use_sources"):
+            registry.use_sources(sources)
+        repros = option("--repro-dir")
+        options = Options(
+            backends=tuple(option("--backend")),
+            regimes=tuple(option("--regime")),
+            profile=option("--profile"),
+            device=option("--device"),
+            seed=shared["seed"],
+            regimes_file=Path(option("--regimes-file")) if option("--regimes-file") else None,
+            repro_dir=Path(repros) if repros else config.rootpath / "repros",
+            run_dir=Path(shared["run_dir"]),
+            database=config.rootpath / ".hypothesis" / "mla-gate",
+            process=getattr(config, "workerinput", {}).get("workerid", "main"),
+        )
+        gate = Gate(options, say=lambda line: _say(config, line))
+        try:
+            _ = gate.plan
+        except (PlanError, RegimesError) as error:
+            raise pytest.UsageError(str(error)) from error
+        config.stash[_GATE] = gate
+    return config.stash[_GATE]
+
+
+@pytest.fixture(scope="session")
+def mla_gate(request: pytest.FixtureRequest) -> Gate:
+    """The run that this session belongs to."""
+    return gate_of(request.config)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Write down which pairs this session means to gate."""
+    from_items = [getattr(item, "callspec", None) for item in session.items]
+    pairs = {str(spec.params["pair"]): spec.params["pair"] for spec in from_items if spec and "pair" in spec.params}
+    if pairs and not session.config.option.collectonly:
+        gate = gate_of(session.config)
+        for pair in pairs.values():
+            gate.intend(pair)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Say what is gated, before it is."""
+    return _about(config.stash[_GATE]) if _GATE in config.stash else []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End this process's ledger, and fail the session where a row fails."""
+    config = session.config
+    if _GATE in config.stash:
+        config.stash[_GATE].close(status=int(session.exitstatus))
+    if not hasattr(config, "workerinput") and int(session.exitstatus) == 0 and any(row.reason for row in _rows(config)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the verdict table."""
+    found = _rows(config)
+    if not found:
+        return
+    from harness.report.terminal import table, verdict
+
+    terminalreporter.section("mla-gate")
+    shared = config.stash[_RUN]
+    for line in (*table(found), "", verdict(found)):
+        terminalreporter.write_line(line)
+    terminalreporter.write_line(
+        f"profile {config.getoption('--profile')}, --seed {shared['seed']}, ledger {_relative(_folder(config), config)}"
+    )
+
+
+def _about(gate: Gate) -> list[str]:
+    plan, options = gate.plan, gate.options
+    named = ", ".join(backend.name for backend in plan.backends)
+    lines = [f"mla-gate: {named} on {plan.device}, profile {options.profile}, --seed {options.seed}"]
+    return lines + [f"mla-gate: {name} cannot run here: {reason}" for name, reason in plan.absent.items()]
+
+
+def _folder(config: pytest.Config) -> Path:
+    """Find the folder that holds the run's ledgers: where this process wrote, else where the run was told to."""
+    if _GATE in config.stash and config.stash[_GATE].opened:
+        return config.stash[_GATE].ledger.path.parent
+    return Path(config.stash[_RUN]["run_dir"])
+
+
+def _rows(config: pytest.Config) -> list[Row]:
+    folder = _folder(config)
+    if not folder.is_dir():
+        return []
+    from harness.ledger import LedgerError, read_all
+    from harness.report.rows import rows
+
+    try:
+        return rows(line for ledger in read_all([folder]) for line in ledger.lines)
+    except LedgerError:
+        return []
+
+
+def _relative(path: Path, config: pytest.Config) -> str:
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(config.invocation_params.dir))
+    return str(path)
+
+
+def _say(config: pytest.Config, line: str) -> None:
+    """Show a line of progress past pytest's capture; a worker's goes to the standard error it shares."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    quiet: Iterator[None] | Any = capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
+    if config.option.verbose < 0:
+        return
+    with quiet:
+        print(("\n" if not hasattr(config, "workerinput") else "") + line, file=sys.stderr, flush=True)

@@ -1,0 +1,90 @@
+"""How much a run asks: the profiles.
+
+1. A profile is data. It bounds the number of cases, their size, and the time spent on each backend and regime.
+2. ``smoke`` and ``gate`` ask the same cases each time they run with the same seed; ``nightly`` explores.
+3. A time limit ends the search for a first failure; it never ends a search as passed that has executed nothing.
+
+Source: sizes are chosen so that most cases take milliseconds to judge on a CPU: cases per second is the worth of a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """How many cases a run asks of each backend and regime, and how large they may be."""
+
+    #: Its name on the command line.
+    name: str
+    #: Random cases of each backend and regime.
+    examples: int
+    #: Time spent on them, seconds, before shrinking.
+    seconds: float
+    #: Time spent on shrinking one backend and regime, seconds.
+    shrink_seconds: float
+    #: Longest request, cached tokens.
+    longest: int
+    #: Cached tokens of a case, all requests together.
+    tokens: int
+    #: Requests of a case.
+    batch: int
+    #: Heads of a case.
+    heads: int
+    #: Scores of a case: heads x query tokens x cached tokens.
+    scores: int
+    #: Whether each run draws new cases.
+    explores: bool = False
+    #: Whether a regime fails that never saw one of the judge's sensitivities.
+    demands_sensitivities: bool = True
+    #: Rejected cases that the contract check asks of each backend.
+    refusals: int = 12
+
+
+#: The profiles, smallest first.
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            name="smoke",
+            examples=60,
+            seconds=20,
+            shrink_seconds=20,
+            longest=1100,
+            tokens=1600,
+            batch=4,
+            heads=64,
+            scores=12_000,
+            demands_sensitivities=False,
+        ),
+        Profile(
+            name="gate",
+            examples=500,
+            seconds=600,
+            shrink_seconds=90,
+            longest=8200,
+            tokens=16_400,
+            batch=8,
+            heads=128,
+            scores=150_000,
+            refusals=40,
+        ),
+        Profile(
+            name="nightly",
+            examples=20_000,
+            seconds=7200,
+            shrink_seconds=600,
+            longest=65_600,
+            tokens=131_200,
+            batch=16,
+            heads=256,
+            scores=2_000_000,
+            explores=True,
+            refusals=200,
+        ),
+    )
+}
+#: What a run asks when no profile is named.
+DEFAULT = "smoke"

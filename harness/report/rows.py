@@ -1,0 +1,126 @@
+"""The rows of the verdict table, counted from ledger lines.
+
+1. A row is a backend in a regime. One that was planned and executed nothing is a row too, and a failing one.
+2. Cases asked while shrinking are not counted: they are chosen to fail.
+3. A fault counts once, however many cases showed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.ledger import Line, number
+from harness.search import EXECUTED
+
+#: Regime of the row that counts refusals of cases outside a backend's contract.
+CONTRACT = "(contract)"
+#: Regime of results that no regime covers.
+NONE = "(none)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A backend in a regime: what was asked of it and what came out."""
+
+    backend: str
+    regime: str
+    #: Cases executed, random and pinned; in the contract row the cases that had to be refused.
+    executed: int
+    #: Faults: each shrunk one, and each failing case that was pinned or had to be refused.
+    failures: int
+    #: Our own faults.
+    errors: int
+    #: Executed cases whose check could not have failed.
+    untrusted: int
+    #: Cases that were not run, for want of memory.
+    unrun: int
+    #: Worst measured value over its limit, and the metric's name.
+    worst: float
+    metric: str
+    #: Sensitivity -> executed cases that would have seen it.
+    seen: Mapping[str, int]
+    #: Wall time of cases, shrinking included, seconds.
+    seconds: float
+    #: Whether a search of this row was planned.
+    planned: bool
+    #: Whether the profile demands that every sensitivity is seen.
+    demanding: bool
+
+    @property
+    def unseen(self) -> list[str]:
+        """List the sensitivities that no executed case saw."""
+        return sorted(name for name, count in self.seen.items() if not count)
+
+    @property
+    def reason(self) -> str | None:
+        """Say why the row fails, or None."""
+        if self.failures:
+            return "failures"
+        if self.errors:
+            return "errors of the gate itself"
+        if self.planned and not self.executed:
+            return "no case executed"
+        if self.demanding and self.unseen:
+            return f"never seen: {', '.join(self.unseen)}"
+        return None
+
+
+def rows(lines: Iterable[Line]) -> list[Row]:
+    """Count rows from the lines of one run's ledgers; by backend, in order of first appearance."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        if line["kind"] in ("planned", "result", "finding"):
+            groups.setdefault((line["backend"], _regime(line)), []).append(line)
+    backends = list(dict.fromkeys(backend for backend, _ in groups))
+    found = [_count(backend, regime, group) for (backend, regime), group in groups.items()]
+    return sorted(found, key=lambda row: (backends.index(row.backend), row.regime == CONTRACT))
+
+
+def _regime(line: Line) -> str:
+    return CONTRACT if line.get("phase") == "contract" else line["regime"] or NONE
+
+
+def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
+    results = [line for line in lines if line["kind"] == "result"]
+    asked = [line for line in results if line["phase"] != "shrink"]
+    verdicts = Counter(line["verdict"] for line in asked)
+    executed = [line for line in asked if line["verdict"] in EXECUTED]
+    # A random case that fails is counted by the finding it shrinks to.
+    failing = sum(line["verdict"] == "FAIL" and line["phase"] != "search" for line in asked)
+    worst, metric = _worst(executed)
+    return Row(
+        backend=backend,
+        regime=regime,
+        executed=len(asked) if regime == CONTRACT else len(executed),
+        failures=failing + sum(line["kind"] == "finding" for line in lines),
+        errors=verdicts["ERROR"],
+        untrusted=verdicts["UNTRUSTED"],
+        unrun=0 if regime == CONTRACT else verdicts["UNSUPPORTED"],
+        worst=worst,
+        metric=metric,
+        seen=_seen(executed),
+        seconds=sum(line["seconds"] for line in results),
+        planned=any(line["kind"] == "planned" for line in lines),
+        demanding=any(line["kind"] == "planned" and line["demanding"] for line in lines),
+    )
+
+
+def _worst(executed: Sequence[Line]) -> tuple[float, str]:
+    worst, metric = -math.inf, ""
+    for line in executed:
+        for name, ratio in ((line["measurements"] or {}).get("ratios") or {}).items():
+            value = number(ratio)
+            if not value <= worst:  # NaN counts as worse than anything
+                worst, metric = value, name
+    return (worst, metric) if metric else (0.0, "")
+
+
+def _seen(executed: Sequence[Line]) -> dict[str, int]:
+    seen: dict[str, int] = {}
+    for line in executed:
+        for name, sees in ((line["measurements"] or {}).get("sensitivities") or {}).items():
+            seen[name] = seen.get(name, 0) + bool(sees)
+    return seen

@@ -1,0 +1,139 @@
+"""Repros: a failing case as a file that is replayed, and as a script that stands alone.
+
+1. A repro names its version, the case, the backend and the regime; replaying needs nothing else.
+2. A repro that is cut off, misspelt or from a newer version is refused with the reason.
+3. A folder that cannot be written, or a script that cannot be made, costs the file and is said; it never costs a verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.backends.protocol import Backend
+from harness.case import Case, CaseError
+from harness.environment import environment
+from harness.ledger import plain
+from harness.regimes import NoRegime, Regimes
+from harness.run import Result
+from harness.script import write_script
+from harness.search import Finding
+
+VERSION = 1
+
+
+class ReproError(ValueError):
+    """A repro that cannot be read; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repro:
+    """A failing case on a backend."""
+
+    case: Case
+    #: Name of the backend.
+    backend: str
+    #: Name of the regime, or None.
+    regime: str | None
+    #: Device it failed on.
+    device: str
+    #: Kind of verdict and of fault, and the verdict's message.
+    verdict: str
+    fault: str | None
+    message: str
+    #: Id of the first case that showed the fault, and of the smallest passing neighbour; or None.
+    first: str | None = None
+    neighbour: str | None = None
+    #: What the neighbour has instead, in words.
+    difference: str = ""
+    #: What it ran on.
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """Give the command that replays it."""
+        return replay_command(self.case, self.backend, self.device)
+
+
+def replay_command(case: Case, backend: str, device: str) -> str:
+    """Give the command that replays a case on a backend."""
+    return f"mla-gate replay {shlex.quote(str(case))} --backend {shlex.quote(backend)} --device {device}"
+
+
+def save(
+    result: Result, backend: Backend, regimes: Regimes, folder: Path, *, device: str, finding: Finding | None = None
+) -> list[str]:
+    """Write the repro and the script of a failing result; return a line about each."""
+    made = Repro(
+        case=result.case,
+        backend=result.backend,
+        regime=result.regime,
+        device=device,
+        verdict=result.verdict.kind,
+        fault=result.verdict.fault,
+        message=result.verdict.message,
+        first=str(finding.first) if finding else None,
+        neighbour=str(finding.walk.neighbour) if finding and finding.walk.neighbour else None,
+        difference=finding.walk.difference if finding else "",
+        environment=environment(device),
+    )
+    stem = folder / _name(result)
+    notes = []
+    body = {"mla-gate": "repro", "version": VERSION, **plain(made), "case": str(made.case), "command": made.command}
+    notes.append(_write(stem.with_suffix(".json"), json.dumps(body, indent=2, ensure_ascii=False) + "\n", "repro"))
+    try:
+        rows = tuple(found.index for found in result.verdict.measurements.worst_rows)
+        text = write_script(result.case, backend, regimes.of(result.backend, result.case), rows=rows)
+    except (NoRegime, MemoryError, OSError, ValueError, RuntimeError, NotImplementedError) as error:
+        return [*notes, f"script not made: {type(error).__name__}: {error}"]
+    return [*notes, _write(stem.with_suffix(".py"), text, "script")]
+
+
+def load(path: Path | str) -> Repro:
+    """Read a repro.
+
+    Raises:
+        ReproError: if it cannot be read, is no repro, is cut off, or is of a newer version.
+    """
+    path = Path(path)
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReproError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ReproError(f"{path}: is cut off or no JSON: {error}") from error
+    if not isinstance(body, dict) or body.get("mla-gate") != "repro":
+        raise ReproError(f'{path}: is no repro: it must hold "mla-gate": "repro"')
+    if body.get("version") != VERSION:
+        raise ReproError(
+            f"{path}: is of version {body.get('version')!r}, this mla-gate reads {VERSION}: use the one that wrote it"
+        )
+    fields: dict[str, Any] = {name: body[name] for name in Repro.__dataclass_fields__ if name in body}
+    missing = [name for name in ("case", "backend", "regime", "device", "verdict", "fault", "message") if name not in fields]
+    if missing:
+        raise ReproError(f"{path}: lacks {', '.join(missing)}")
+    try:
+        fields["case"] = Case.parse(str(fields["case"]))
+    except CaseError as error:
+        raise ReproError(f"{path}: {error}") from error
+    return Repro(**fields)
+
+
+def _name(result: Result) -> str:
+    digest = hashlib.sha256(str(result.case).encode()).hexdigest()[:8]
+    return re.sub(r"[^\w.-]+", "-", f"{result.backend}-{result.verdict.fault or 'error'}-{digest}")
+
+
+def _write(path: Path, text: str, what: str) -> str:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        return f"{what} not saved: {path} cannot be written ({error.strerror}); name another folder with --repro-dir"
+    return f"{what}: {path}"

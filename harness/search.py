@@ -1,0 +1,210 @@
+"""The search for failing cases of one backend in one regime: Hypothesis asks, the gate answers.
+
+1. A case is run once. Whatever asks for it again, Hypothesis or the walk after it, gets the same answer, so that a
+   kernel which fails only sometimes keeps its verdict.
+2. Faults of different nature shrink apart: a crash does not shrink into a wrong number.
+3. Hypothesis shrinks first; then ``shrink`` walks on to a case whose every neighbour passes.
+4. The time limit ends the search for a first failure, and a second one its shrinking; a verdict that exists stays.
+5. The same seed asks the same cases unless the profile explores; Hypothesis's database asks earlier failures first.
+
+Source: Hypothesis tells failures apart by the type and place of their exception.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from harness.case import Case
+from harness.profiles import Profile
+from harness.run import Result
+from harness.shrink import Shrunk, shrink
+
+#: Faults that may shrink into each other; every other fault is a nature of its own.
+_NATURE = {"mismatch": "value", "non-finite": "value", "unwritten": "value"}
+#: Verdicts of cases that were executed.
+EXECUTED = frozenset({"PASS", "FAIL", "UNTRUSTED"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fault of a backend, shrunk."""
+
+    #: The result of the smallest failing case.
+    result: Result
+    #: The first case that showed it.
+    first: Case
+    #: The walk that ended at the smallest.
+    walk: Shrunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a search found."""
+
+    #: Cases executed before and besides shrinking.
+    executed: int
+    #: Faults, one for each nature.
+    findings: tuple[Finding, ...]
+    #: Our own faults: results whose verdict is ERROR.
+    errors: tuple[Result, ...]
+    #: Whether the time limit ended the search before its examples did.
+    cut: bool
+    #: Wall time, seconds.
+    seconds: float
+
+
+class CaseFailed(Exception):
+    """A case failed; Hypothesis shrinks by the type, one for each nature of fault."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(str(case))
+        self.case = case
+
+
+class _TimeUp(BaseException):
+    """The search's time is over; not an Exception, so that Hypothesis does not take it for a failing case."""
+
+
+_TYPES: dict[str, type[CaseFailed]] = {}
+
+
+def nature(result: Result) -> str | None:
+    """Name the nature of a result's fault; None for a result that is no failure."""
+    if result.verdict.kind not in ("FAIL", "ERROR"):
+        return None
+    fault = result.verdict.fault or result.verdict.kind.lower()
+    return _NATURE.get(fault, fault)
+
+
+class Search:
+    """A search under way."""
+
+    def __init__(self, run: Callable[[Case], Result], heard: Callable[[Result, str], None], profile: Profile) -> None:
+        """Begin.
+
+        Args:
+            run: runs a case.
+            heard: hears of each result as it comes, with "search" or "shrink".
+            profile: bounds the search.
+        """
+        self.run, self.heard, self.profile = run, heard, profile
+        self.results: dict[Case, Result] = {}
+        #: First failing case of each nature.
+        self.firsts: dict[str, Case] = {}
+        self.executed = 0
+        self.cut = False
+        self.began = time.monotonic()
+        #: When shrinking must end; None before the first failure.
+        self.end: float | None = None
+
+    def answer(self, case: Case) -> Result | None:
+        """Run a case, or remember its result; None where the time for new cases is over."""
+        if case in self.results:
+            return self.results[case]
+        now = time.monotonic()
+        if self.end is None and now - self.began > self.profile.seconds:
+            self.cut = True
+            raise _TimeUp
+        if self.end is not None and now > self.end:
+            return None
+        result = self.results[case] = self.run(case)
+        phase = "search" if self.end is None else "shrink"
+        self.executed += phase == "search" and result.verdict.kind in EXECUTED
+        self.heard(result, phase)
+        return result
+
+    def ask(self, case: Case) -> None:
+        """Ask for Hypothesis: raise where a case fails."""
+        result = self.answer(case)
+        kind = nature(result) if result else None
+        if kind is not None:
+            if self.end is None:
+                self.end = time.monotonic() + self.profile.shrink_seconds
+            self.firsts.setdefault(kind, case)
+            made = _TYPES.setdefault(kind, type(f"CaseFailed[{kind}]", (CaseFailed,), {}))
+            raise made(case)
+
+    def finding(self, case: Case, accepts: Callable[[Case], bool]) -> Finding:
+        """Walk from the case that Hypothesis ended at to one whose every neighbour passes."""
+        kind = nature(self.results[case])
+
+        def fails(near: Case) -> bool | None:
+            if not accepts(near):
+                return None
+            if near not in self.results:
+                self.results[near] = self.run(near)
+                self.heard(self.results[near], "shrink")
+            result = self.results[near]
+            return nature(result) == kind if result.verdict.kind in EXECUTED | {"ERROR"} else None
+
+        walk = shrink(case, fails, seconds=self.profile.shrink_seconds)
+        return Finding(result=self.results[walk.case], first=self.firsts[str(kind)], walk=walk)
+
+
+def search(
+    strategy: st.SearchStrategy[Case],
+    asked: Search,
+    accepts: Callable[[Case], bool],
+    *,
+    seed: int,
+    database: Path | None,
+) -> Outcome:
+    """Search a strategy's cases for failing ones.
+
+    Args:
+        strategy: the cases.
+        asked: what runs them, and the profile that bounds the search.
+        accepts: whether a case may be asked in the walk.
+        seed: of the search; the same seed asks the same cases.
+        database: folder of failures to ask first and keep; None to keep none.
+    """
+    began = time.monotonic()
+    settings = hypothesis.settings(
+        max_examples=asked.profile.examples,
+        database=None if database is None else DirectoryBasedExampleDatabase(database),
+        deadline=None,
+        derandomize=False,
+        phases=(Phase.reuse, Phase.generate, Phase.shrink),
+        print_blob=False,
+        report_multiple_bugs=True,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
+
+    def ask(case: Case) -> None:
+        asked.ask(case)
+
+    failed: list[CaseFailed] = []
+    state = random.getstate()
+    try:
+        hypothesis.seed(seed)(settings(hypothesis.given(strategy)(ask)))()
+    except _TimeUp:
+        pass
+    except CaseFailed as one:
+        failed = [one]
+    except BaseExceptionGroup as several:
+        ours, rest = several.split(CaseFailed)
+        if rest is not None:
+            raise
+        failed = [one for one in (ours.exceptions if ours else ()) if isinstance(one, CaseFailed)]
+    finally:
+        random.setstate(state)
+    findings = [asked.finding(one.case, accepts) for one in failed if asked.results[one.case].verdict.kind == "FAIL"]
+    errors = [asked.results[one.case] for one in failed if asked.results[one.case].verdict.kind == "ERROR"]
+    return Outcome(
+        executed=asked.executed,
+        findings=tuple(findings),
+        errors=tuple(errors),
+        cut=asked.cut,
+        seconds=time.monotonic() - began,
+    )
+
