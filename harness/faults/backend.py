@@ -44,8 +44,9 @@ class Planted:
         """Say why a case lies outside the contract, or None."""
         if device.type != "cpu":
             return f"the model runs on the CPU, not on {device.type}"
-        if self.variant.arithmetic.partial == "fp16" and case.content == "edges":
-            return "fp16 partial outputs cannot hold the largest codes of wider formats"
+        arithmetic = self.variant.arithmetic
+        if "fp16" in (arithmetic.partial, arithmetic.output) and case.content == "edges":
+            return "fp16 outputs cannot hold the largest codes of wider formats"
         return None
 
     def run(self, inputs: Inputs) -> Output:

@@ -47,7 +47,7 @@ POINTS: Mapping[str, str] = {
     "partials": "outputs [S, H, K, L] and lse [S, H, K] that the splits write",
     "weights": "weights of the splits in the merge [S, H, K]",
     "merged": "output [S, H, L] and lse [S, H] of a request",
-    "answer": "the same with the scale of V applied",
+    "answer": "the same, as the request's answer",
     "store": "outputs [B, S, H, L], lse [B, S, H] and which rows are written, bool [B, S, H]",
     "end": "the scene, after the outputs are stored",
 }
@@ -188,9 +188,7 @@ def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def answer(scene: Scene, request: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Answer one request: output [S, H, L] and lse [S, H]."""
     scene.request = scene.source = request
-    out, lse = attend(scene)
-    out, lse = scene.at("answer", (out * scene.value_scale if scene.variant.arithmetic.operand is None else out, lse))
-    return out, lse
+    return scene.at("answer", attend(scene))  # type: ignore[no-any-return]
 
 
 def attend(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
@@ -298,6 +296,8 @@ def _softmax(scene: Scene, scores: torch.Tensor, values: torch.Tensor) -> tuple[
     empty = sums == 0
     safe = sums.masked_fill(empty, 1.0)
     out = accumulated / safe[..., None]
+    if arithmetic.operand is None:
+        out = out * scene.value_scale
     if len(scene.plan) > 1:
         out = rounded_to(out, arithmetic.partial)
     return out, (last + safe.log()).masked_fill(empty, -math.inf)

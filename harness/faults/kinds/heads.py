@@ -45,7 +45,7 @@ def folded_heads_take_next_cache(scene: Scene, pair: Pair) -> Pair:
     scene.source = (scene.request + 1) % batch
     other, other_lse = attend(scene)
     scene.source = scene.request
-    out[:, HEAD_TILE:], lse[:, HEAD_TILE:] = other[:, HEAD_TILE:] * scene.value_scale, other_lse[:, HEAD_TILE:]
+    out[:, HEAD_TILE:], lse[:, HEAD_TILE:] = other[:, HEAD_TILE:], other_lse[:, HEAD_TILE:]
     return out, lse
 
 
