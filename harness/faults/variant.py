@@ -96,7 +96,6 @@ VARIANTS: Mapping[str, Variant] = {
         _variant("backward", splits=_even(4), backward=True),
         _variant("two-pass", splits=_even(4), pivot="row"),
         _variant("rounded-sum", splits=_even(4), normaliser="rounded"),
-        _variant("operand-bf16", splits=_even(4), operand="bf16"),
         _variant("p-fp16", splits=_even(4), probability="fp16"),
         _variant("p-fp32", splits=_even(4), probability="fp32", partial="fp32"),
         _variant("p-e4m3", splits=_even(4), probability="e4m3fn", probability_scale=256.0),
