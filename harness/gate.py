@@ -29,7 +29,8 @@ from harness.repro import replay_command, save
 from harness.report.failure import panel
 from harness.run import Result, run_case
 from harness.search import EXECUTED, Finding, Outcome, Search, search
-from harness.strategies import NoSuchCase, acceptance, cases
+from harness.strategies import acceptance, cases
+from harness.worker import Worker
 
 #: Seconds between two lines of progress.
 PROGRESS_SECONDS = 10.0
@@ -59,6 +60,8 @@ class Options:
     database: Path | None = None
     #: Name of this process's ledger.
     process: str = "main"
+    #: "worker": cases run in a child process that may be lost; "off": in this one.
+    isolation: str = "worker"
 
 
 class Gate:
@@ -112,9 +115,19 @@ class Gate:
 
     def ask(self, case: Case, backend: Backend, phase: str) -> Result:
         """Run a case on a backend and record the result."""
-        result = run_case(case, backend, self.plan.regimes, device=self.plan.device)
+        result = self.run(case, backend)
         self.record(result, phase)
         return result
+
+    def run(self, case: Case, backend: Backend) -> Result:
+        """Run a case on a backend, isolated as the run was asked to."""
+        if self.options.isolation == "off":
+            return run_case(case, backend, self.plan.regimes, device=self.plan.device)
+        return self._worker.run(case, backend.name)
+
+    @cached_property
+    def _worker(self) -> Worker:
+        return Worker(device=str(self.plan.device), regimes=self.options.regimes_file)
 
     def record(self, result: Result, phase: str) -> None:
         """Write a result to the ledger."""
@@ -146,7 +159,7 @@ class Gate:
                 shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
                 self._say(f"mla-gate: {name}: {done} of {self.profile.examples} cases; {shown}")
 
-        asked = Search(lambda case: run_case(case, pair.backend, self.plan.regimes, device=device), heard, self.profile)
+        asked = Search(lambda case: self.run(case, pair.backend), heard, self.profile)
         seed = zlib.crc32(f"{self.options.seed} {pair}".encode())
         database = self.options.database and self.options.database / pair.backend.name / pair.regime.name
         outcome = search(strategy, asked, accepts, seed=seed, database=database)
@@ -179,9 +192,9 @@ class Gate:
 
     def close(self, **fields: Any) -> None:
         """Write the end of this process's part."""
+        if "_worker" in self.__dict__:
+            self._worker.close()
         if self.opened:
             self.ledger.write("end", **fields)
             self.ledger.close()
 
-
-__all__ = ["Gate", "NoSuchCase", "Options"]

@@ -23,7 +23,7 @@ from harness.case import Case
 from harness.content import FAMILIES, PIECE, Aim, Request
 from harness.memory import GUARD_BYTE, LAZY_BYTES, Arena, NotEnoughMemory, Violation, free_bytes
 from references.decode import Problem
-from references.formats import FORMATS, Format, encode
+from references.formats import FORMATS, decode, encode
 
 #: Elements of the un-absorbed query that lie before the rope part in the transposed layout (DeepSeek's nope width).
 UNABSORBED = 128
@@ -96,25 +96,61 @@ class Inputs:
         return self.arena.violations()
 
 
-def make_inputs(case: Case, *, device: torch.device | str = "cpu", output_format: str = "bf16") -> Inputs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """How a case's values are arranged into tensors otherwise than plainly; relations between runs are made of these."""
+
+    #: Requests of the case, by index, in the order of the batch; None for all in their order.
+    requests: tuple[int, ...] | None = None
+    #: Heads in their order; None for the plain one.
+    heads: tuple[int, ...] | None = None
+    #: Power of two moved from the query codes into the query scale.
+    query_shift: int = 0
+    #: Power of two moved from the cache codes into the cache scale.
+    cache_shift: int = 0
+
+    def arrange(self, case: Case) -> Case:
+        """Make the case that the arranged tensors are a problem of."""
+        lengths = case.lengths if self.requests is None else tuple(case.lengths[index] for index in self.requests)
+        return case.replace(
+            lengths=lengths,
+            query_scale=case.query_scale * 2.0**self.query_shift,
+            cache_scale=case.cache_scale * 2.0**self.cache_shift,
+        )
+
+
+class Inexact(ValueError):
+    """A power of two cannot move out of codes that have no room for it."""
+
+
+PLAIN = Arrangement()
+
+
+def make_inputs(
+    case: Case, *, device: torch.device | str = "cpu", output_format: str = "bf16", arrangement: Arrangement = PLAIN
+) -> Inputs:
     """Make the tensors of a case.
 
     Args:
         case: the problem.
         device: where they go.
         output_format: number format of the output buffer.
+        arrangement: how the values of ``case`` are arranged; ``Inputs.case`` is then the arranged one.
 
     Raises:
         NotEnoughMemory: if the device has too little free; nothing was run.
+        Inexact: if the arrangement would change a value.
     """
     device = torch.device(device)
+    source, case = case, arrangement.arrange(case)
     _check_memory(case, device)
     placement = place(case)
     arena = Arena(device)
-    requests = _requests(case, placement)
+    requests = _requests(source, placement, arrangement.requests or tuple(range(source.batch)))
     queries = np.stack([FAMILIES[case.content][0](request) for request in requests])
-    nope, rope = _lay_query(case, arena, queries)
-    cache = _fill_pool(case, arena, placement, requests, queries)
+    heads = slice(None) if arrangement.heads is None else list(arrangement.heads)
+    nope, rope = _lay_query(case, arena, _codes(queries, case.query_format, arrangement.query_shift)[:, :, heads])
+    cache = _fill_pool(case, arena, placement, requests, queries, arrangement.cache_shift)
     tables: dict[str, Tensor | None] = dict.fromkeys(("block_table", "kv_indptr", "kv_indices"))
     if case.table == "padded":
         tables["block_table"] = _give(arena, "block_table", block_table(placement, case.table_padding))
@@ -143,11 +179,12 @@ def make_inputs(case: Case, *, device: torch.device | str = "cpu", output_format
     return inputs
 
 
-def _requests(case: Case, placement: Placement) -> list[Request]:
-    aim, ends = Aim.at(case), np.cumsum([0, *case.lengths])
+def _requests(source: Case, placement: Placement, indices: tuple[int, ...]) -> list[Request]:
+    """See each request of the batch as the source's request of that index, at its own place in the pool."""
+    aim, ends = Aim.at(source), np.cumsum([0, *(source.lengths[index] for index in indices)])
     return [
-        Request(case=case, index=index, slots=placement.slots[ends[index] : ends[index + 1]], aim=aim)
-        for index in range(case.batch)
+        Request(case=source, index=index, slots=placement.slots[ends[row] : ends[row + 1]], aim=aim)
+        for row, index in enumerate(indices)
     ]
 
 
@@ -174,8 +211,15 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
-def _codes(values: NDArray[np.float32], known: Format) -> Tensor:
-    return _bits(encode(torch.from_numpy(np.ascontiguousarray(values)), known, saturate=True))
+def _codes(values: NDArray[np.float32], name: str, shift: int = 0) -> Tensor:
+    known = FORMATS[name]
+    codes = encode(torch.from_numpy(np.ascontiguousarray(values)), known, saturate=True)
+    if shift:
+        shifted = torch.ldexp(decode(codes, known), torch.tensor(-shift))
+        codes = encode(shifted, known)
+        if not torch.equal(decode(codes, known), shifted):
+            raise Inexact(f"2^{shift} cannot move out of these {name} codes")
+    return _bits(codes)
 
 
 def _poison(case: Case, name: str) -> int:
@@ -186,10 +230,9 @@ def _poison(case: Case, name: str) -> int:
     return _NAN_BYTES.get(name, -1 if known.storage.itemsize > 1 else GUARD_BYTE)
 
 
-def _lay_query(case: Case, arena: Arena, queries: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+def _lay_query(case: Case, arena: Arena, codes: Tensor) -> tuple[Tensor, Tensor]:
     known, latent, rope = FORMATS[case.query_format], case.latent, case.rope
     batch, tokens, heads = case.batch, case.query_tokens, case.heads
-    codes = _codes(queries, known)
     rows = batch * tokens * heads
     if case.query_layout == "fused":
         joint = arena.allocate("query", rows * case.width, known.storage).view(batch, tokens, heads, case.width)
@@ -212,7 +255,12 @@ def _lay_query(case: Case, arena: Arena, queries: NDArray[np.float32]) -> tuple[
 
 
 def _fill_pool(
-    case: Case, arena: Arena, placement: Placement, requests: list[Request], queries: NDArray[np.float32]
+    case: Case,
+    arena: Arena,
+    placement: Placement,
+    requests: list[Request],
+    queries: NDArray[np.float32],
+    shift: int,
 ) -> Tensor:
     known, size = FORMATS[case.cache_format], case.page_size
     row = case.width + case.token_padding
@@ -233,10 +281,10 @@ def _fill_pool(
         bits.fill_(poison)
     cells = bits.as_strided((placement.pages, size, case.width), (page, row, 1))
     # The first request last: it owns the pages that others share with it.
-    for request in reversed(requests):
+    for row_of_batch, request in reversed(list(enumerate(requests))):
         for start in range(0, request.length, PIECE):
             stop = min(start + PIECE, request.length)
-            values = FAMILIES[case.content][1](request, queries[request.index], start, stop)
+            values = FAMILIES[case.content][1](request, queries[row_of_batch], start, stop)
             slots = torch.from_numpy(request.slots[start:stop]).to(arena.device)
-            cells[slots // size, slots % size] = _codes(values, known).to(arena.device)
+            cells[slots // size, slots % size] = _codes(values, case.cache_format, shift).to(arena.device)
     return pool.as_strided((placement.pages, size, case.width), (page, row, 1))

@@ -18,6 +18,7 @@ from harness.extremes import NARROW, element_limit, row_limit
 from harness.regimes import Regime
 from harness.weights import Weights, weigh
 from references.budget import budget
+from references.formats import FORMATS
 from references.problem import Answer, Problem
 
 #: The checks, and what breaking each means.
@@ -28,6 +29,8 @@ CHECKS = {
     "lse": "the log-sum-exp is off: splits, base or scale",
     "accuracy": "the answer conforms to its arithmetic, but is too inaccurate to use",
 }
+#: Unit roundoff of the reference; a format that is as fine has the oracle for its truth.
+FINE = FORMATS["fp32"].unit_roundoff
 #: Divides by what may be zero: a zero over it is zero, anything else is beyond every limit.
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -45,8 +48,8 @@ class Yardstick:
     variance: Tensor
     #: Hard bound W, fp64 [B, R, L].
     hard: Tensor
-    #: Budget of the lse, fp64 [B, R].
-    lse_hard: Tensor
+    #: Limit of the lse's error: the smaller of its hard bound's and its statistical one, fp64 [B, R].
+    lse_limit: Tensor
     #: Standard deviation of ρ² of a correct kernel, fp64 [B, R].
     spread: Tensor
     #: Limit of z, fp64 [B, R].
@@ -55,6 +58,8 @@ class Yardstick:
     element_limit: float
     #: Rows that see a token, bool [B, R].
     live: Tensor
+    #: Rows whose scores are small enough for their accuracy to be the kernel's doing, bool [B, R].
+    conditioned: Tensor
     #: Softmax weights of each request that has rows, by request.
     weights: dict[int, Weights]
 
@@ -97,23 +102,29 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     out = answer.out.double().reshape(batch, rows, problem.latent)
     spread = bound.spread.reshape(batch, rows)
     live = torch.zeros(batch, rows, dtype=torch.bool, device=out.device)
+    conditioned = torch.zeros_like(live)
     weights: dict[int, Weights] = {}
     for request, length in enumerate(problem.lengths):
         if length:
             weights[request] = weigh(problem, request)
             live[request] = weights[request].visible > 0
+            scores = weights[request].scores
+            largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
+            conditioned[request] = largest <= regime.limits.conditioned
     limits = regime.limits
+    lse_quantile = element_limit(int(live.sum()), limits.false_alarm)
     return Yardstick(
         regime=regime,
         out=out,
         lse=answer.lse.double().reshape(batch, rows),
         variance=bound.variance.reshape(out.shape),
         hard=bound.hard.reshape(out.shape),
-        lse_hard=bound.lse_hard.reshape(batch, rows),
+        lse_limit=torch.minimum(bound.lse_hard * limits.lse, bound.lse_variance.sqrt() * lse_quantile).reshape(batch, rows),
         spread=spread,
         row_limit=row_limit(spread, limits.false_alarm, int(live.sum())),
         element_limit=element_limit(int(live.sum()) * problem.latent, limits.false_alarm),
         live=live,
+        conditioned=conditioned,
         weights=weights,
     )
 
@@ -139,10 +150,10 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
         "hard": (size / yardstick.hard[at].clamp_min(_TINY)).amax(-1) / regime.limits.hard,
         "row": z / yardstick.row_limit[at],
         "element": element / yardstick.element_limit,
-        "accuracy": relative / regime.accuracy,
+        "accuracy": torch.where(yardstick.conditioned[at], relative, 0.0) / regime.accuracy,
     }
     if lse_error is not None:
-        checks["lse"] = lse_error.abs() / yardstick.lse_hard[at].clamp_min(_TINY) / regime.limits.lse
+        checks["lse"] = lse_error.abs() / yardstick.lse_limit[at].clamp_min(_TINY)
     live = yardstick.live[at]
     return Ratios(
         rho=mean_square.sqrt(),
@@ -151,3 +162,20 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
         element=element,
         checks={name: torch.where(live, ratio, 0.0) for name, ratio in checks.items()},
     )
+
+
+def stray(yardstick: Yardstick, certain: Answer) -> Tensor:
+    """Measure how far a truth lies from a more certain one, in units of what fp32 explains, fp64 [B, R].
+
+    Source: fp32 sums err in proportion to the magnitudes they add up, and a score's error moves its row in proportion.
+    """
+    strayed = torch.zeros_like(yardstick.lse)
+    for request, weights in yardstick.weights.items():
+        unit = FINE * (1 + weights.magnitudes())
+        sizes = weights.probabilities @ weights.norms().sqrt()
+        certainly = certain.out[request].reshape_as(yardstick.out[request])
+        distance = (yardstick.out[request] - certainly).norm(dim=-1)
+        lse = (yardstick.lse[request] - certain.lse[request].flatten()).abs()
+        worst = torch.maximum(distance / (unit * sizes).clamp_min(_TINY), lse / unit)
+        strayed[request] = torch.where(yardstick.live[request], worst, 0.0)
+    return strayed

@@ -14,7 +14,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,14 @@ from harness.profiles import DEFAULT, PROFILES
 
 if TYPE_CHECKING:
     from harness.gate import Gate
+    from harness.plan import Plan
     from harness.report.rows import Row
 
 _GATE = pytest.StashKey["Gate"]()
 _RUN = pytest.StashKey[dict[str, Any]]()
+_FAULT = pytest.StashKey[pytest.UsageError]()
+#: The gate's own suite.
+CASES = Path(__file__).resolve().parent.parent / "cases"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--repro-dir", metavar="DIR", help="where repros of failures go (default: repros)")
     group.addoption("--ledger-dir", metavar="DIR", help="folder of this run's ledgers (default: a new one in .mla-gate/runs)")
     group.addoption("--regimes-file", metavar="FILE", help="judge by this file (default: cases/regimes.toml)")
-    group.addoption("--aiter-source", action="append", default=[], metavar="[LABEL=]DIR",
+    group.addoption("--isolation", choices=("worker", "off"), default="worker",
+                    help="run cases in a child process that may be lost, or in this one, for debugging (default: worker)")  # fmt: skip
+    group.addoption("--aiter-source", action="append", default=[], metavar="DIR[=LABEL]",
                     help="source checkout of AITER for the aiter backends; may be repeated with labels")  # fmt: skip
 
 
@@ -70,6 +75,31 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["mla_gate"] = node.config.stash[_RUN]
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Plan a run before any test is collected where its arguments say that it is one: a fault is then one clear line."""
+    config, option = session.config, session.config.getoption
+    named = any(option(name) for name in ("--backend", "--regime", "--device", "--regimes-file", "--aiter-source"))
+    paths = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+    inside = any(path.is_relative_to(CASES) for path in paths)
+    if (named or inside) and not hasattr(config, "workerinput"):
+        gate_of(config)
+
+
+def planned(config: pytest.Config) -> Plan | None:
+    """Give the plan of the session's run, for the hooks that collect; None where it cannot be planned, which ends it later."""
+    try:
+        return gate_of(config).plan
+    except pytest.UsageError as error:
+        config.stash[_FAULT] = error
+        return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    """End a session whose run cannot be planned: within the collection of a file it would be that file's error."""
+    if _FAULT in config.stash:
+        raise config.stash[_FAULT]
+
+
 def gate_of(config: pytest.Config) -> Gate:
     """Make the session's gate, once.
 
@@ -77,15 +107,13 @@ def gate_of(config: pytest.Config) -> Gate:
         pytest.UsageError: if the run cannot be planned as it was asked for.
     """
     if _GATE not in config.stash:
-        from harness.backends import registry
         from harness.gate import Gate, Options
         from harness.plan import PlanError
         from harness.regimes import RegimesError
 
         shared, option = config.stash[_RUN], config.getoption
-        sources = option("--aiter-source")
-        if sources and hasattr(registry, "use_sources"):
-            registry.use_sources(sources)
+        if option("--aiter-source"):
+            _name_sources(option("--aiter-source"))
         repros = option("--repro-dir")
         options = Options(
             backends=tuple(option("--backend")),
@@ -97,15 +125,26 @@ def gate_of(config: pytest.Config) -> Gate:
             repro_dir=Path(repros) if repros else config.rootpath / "repros",
             run_dir=Path(shared["run_dir"]),
             database=config.rootpath / ".hypothesis" / "mla-gate",
+            isolation=option("--isolation"),
             process=getattr(config, "workerinput", {}).get("workerid", "main"),
         )
         gate = Gate(options, say=lambda line: _say(config, line))
         try:
             _ = gate.plan
         except (PlanError, RegimesError) as error:
-            raise pytest.UsageError(str(error)) from error
+            raise pytest.UsageError(str(error)) from None
         config.stash[_GATE] = gate
     return config.stash[_GATE]
+
+
+def _name_sources(texts: list[str]) -> None:
+    from harness.backends.aiter_source import name_sources
+    from harness.backends.protocol import NotInstalled
+
+    try:
+        name_sources(texts)
+    except NotInstalled as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 @pytest.fixture(scope="session")
@@ -191,7 +230,7 @@ def _relative(path: Path, config: pytest.Config) -> str:
 def _say(config: pytest.Config, line: str) -> None:
     """Show a line of progress past pytest's capture; a worker's goes to the standard error it shares."""
     capture = config.pluginmanager.getplugin("capturemanager")
-    quiet: Iterator[None] | Any = capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
+    quiet: Any = capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
     if config.option.verbose < 0:
         return
     with quiet:

@@ -40,7 +40,7 @@ RELATIONS: Mapping[str, str] = {
     "heads-permuted": "the heads come in another order",
     "scale-shifted": "a power of two moves between cache codes and cache scale",
     "scales-exchanged": "a power of two moves between query scale and cache scale",
-    "dead-rows-permuted": "slots that no request uses change places",
+    "dead-rows-changed": "slots that no request uses hold something else",
 }
 
 
@@ -64,6 +64,8 @@ class Limits:
     hard: float
     #: Largest lse error over its budget.
     lse: float
+    #: Largest |score| of a row, natural-log units, up to which its accuracy is the kernel's doing.
+    conditioned: float
     #: Relative distance from the truth below which a wrong answer is the truth.
     distinct: float
     #: Relative distance between reference and oracle beyond which the truth itself is in doubt, units of fp32 rounding.

@@ -16,11 +16,14 @@ import torch
 
 from harness.backends.protocol import Backend, Output, Unsupported
 from harness.case import Case
-from harness.inputs import Inputs, make_inputs
+from harness.inputs import PLAIN, Arrangement, Inexact, Inputs, make_inputs
 from harness.judge import Verdict, judge
 from harness.memory import NotEnoughMemory
 from harness.regimes import Regime, Regimes
 from references.formats import FORMATS
+
+#: Hears of the stages of a run: "run" before the backend's own, "judge" after it.
+Listener = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +36,38 @@ class Result:
     #: Name of the regime; None where the case was outside the contract or no regime covers it.
     regime: str | None
     verdict: Verdict
+    #: The relation between runs that was asked; None for a plain run.
+    relation: str | None = None
     #: Wall time of the backend's run, and of everything, seconds.
     run_seconds: float = 0.0
     seconds: float = 0.0
     #: What the backend says ran.
     what_ran: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One run of a backend, judged; what relations between runs are made of."""
+
+    verdict: Verdict
+    regime: Regime | None = None
+    inputs: Inputs | None = None
+    output: Output | None = None
+    #: Wall time of the backend's run, seconds.
+    run_seconds: float = 0.0
+
+    def result(self, case: Case, backend: Backend, seconds: float, *, relation: str | None = None) -> Result:
+        """State the attempt as a result."""
+        return Result(
+            case=case,
+            backend=backend.name,
+            regime=self.regime.name if self.regime else None,
+            verdict=self.verdict,
+            relation=relation,
+            run_seconds=self.run_seconds,
+            seconds=seconds,
+            what_ran=dict(self.output.what_ran) if self.output else {},
+        )
 
 
 def run_case(
@@ -46,7 +76,7 @@ def run_case(
     regimes: Regimes,
     *,
     device: torch.device | str = "cpu",
-    on_stage: Callable[[str], object] = lambda stage: None,
+    on_stage: Listener = lambda stage: None,
 ) -> Result:
     """Run a case on a backend and judge its answer.
 
@@ -58,57 +88,74 @@ def run_case(
         on_stage: hears "run" before the backend runs and "judge" after.
     """
     start = time.perf_counter()
-    device = torch.device(device)
+    tried = attempt(case, backend, regimes, device=torch.device(device), on_stage=on_stage)
+    return tried.result(case, backend, time.perf_counter() - start)
+
+
+def attempt(
+    case: Case,
+    backend: Backend,
+    regimes: Regimes,
+    *,
+    device: torch.device,
+    arrangement: Arrangement = PLAIN,
+    on_stage: Listener = lambda stage: None,
+) -> Attempt:
+    """Run an arrangement of a case and judge it.
+
+    Raises:
+        Inexact: if the arrangement would change a value.
+    """
     regime: Regime | None = None
-    ran: dict[str, str | int] = {}
-    run_seconds = 0.0
-
-    def result(verdict: Verdict) -> Result:
-        return Result(
-            case=case,
-            backend=backend.name,
-            regime=regime.name if regime else None,
-            verdict=verdict,
-            run_seconds=run_seconds,
-            seconds=time.perf_counter() - start,
-            what_ran=ran,
-        )
-
     try:
-        reason = backend.why_not(case, device)
+        arranged = arrangement.arrange(case)
+        reason = backend.why_not(arranged, device)
         if reason is not None:
-            return result(Verdict(kind="UNSUPPORTED", message=reason))
-        regime = regimes.of(backend.name, case)
-        inputs = make_inputs(case, device=device, output_format=backend.capabilities.output_format)
+            return Attempt(verdict=Verdict(kind="UNSUPPORTED", message=reason))
+        regime = regimes.of(backend.name, arranged)
+        output_format = backend.capabilities.output_format
+        inputs = make_inputs(case, device=device, output_format=output_format, arrangement=arrangement)
+    except Inexact:
+        raise
     except NotEnoughMemory as short:
-        return result(Verdict(kind="UNSUPPORTED", message=str(short)))
+        return Attempt(regime=regime, verdict=Verdict(kind="UNSUPPORTED", message=str(short)))
     except Exception:
-        return result(Verdict(kind="ERROR", message=traceback.format_exc()))
-
-    began = time.perf_counter()
-    on_stage("run")
+        return Attempt(regime=regime, verdict=Verdict(kind="ERROR", message=traceback.format_exc()))
+    output, failed, seconds = _run(backend, inputs, on_stage)
+    if failed is not None or output is None:
+        assert failed is not None
+        return Attempt(regime=regime, inputs=inputs, verdict=failed, run_seconds=seconds)
     try:
-        output = backend.run(inputs)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    except Unsupported as refusal:
-        return result(Verdict(kind="FAIL", fault="refused", message=f"refused a case inside its contract: {refusal}"))
-    except Exception as error:
-        fault = getattr(error, "verdict_fault", "crash")
-        lines = traceback.format_exception(error, limit=-4)
-        return result(Verdict(kind="FAIL", fault=fault, message=f"{type(error).__name__}: {error}\n{''.join(lines)}"))
-    finally:
-        run_seconds = time.perf_counter() - began
-        on_stage("judge")
-
-    try:
-        ran.update(output.what_ran)
         wrong = malformed(inputs, output, backend)
         if wrong is not None:
-            return result(Verdict(kind="FAIL", fault="mismatch", message=wrong))
-        return result(judge(inputs, output, regime, empty_rows=backend.capabilities.empty_rows))
+            verdict = Verdict(kind="FAIL", fault="mismatch", message=wrong)
+        else:
+            verdict = judge(inputs, output, regime, empty_rows=backend.capabilities.empty_rows)
     except Exception:
-        return result(Verdict(kind="ERROR", message=traceback.format_exc()))
+        verdict = Verdict(kind="ERROR", message=traceback.format_exc())
+    return Attempt(regime=regime, inputs=inputs, output=output, verdict=verdict, run_seconds=seconds)
+
+
+def _run(backend: Backend, inputs: Inputs, on_stage: Listener) -> tuple[Output | None, Verdict | None, float]:
+    """Run a backend; its answer or the verdict of its failure, and the seconds it took."""
+    on_stage("run")
+    began = time.perf_counter()
+    try:
+        output = backend.run(inputs)
+        if inputs.device.type == "cuda":
+            torch.cuda.synchronize(inputs.device)
+        return output, None, time.perf_counter() - began
+    except Unsupported as refusal:
+        verdict = Verdict(kind="FAIL", fault="refused", message=f"refused a case inside its contract: {refusal}")
+    except Exception as error:
+        # An emulator's finding knows what it is; anything else that a backend raises is a crash.
+        kind = getattr(error, "verdict_kind", "FAIL")
+        fault = getattr(error, "verdict_fault", "crash") if kind == "FAIL" else None
+        where = "".join(traceback.format_exception(error, limit=-4))
+        verdict = Verdict(kind=kind, fault=fault, message=f"{type(error).__name__}: {error}\n{where}")
+    finally:
+        on_stage("judge")
+    return None, verdict, time.perf_counter() - began
 
 
 def malformed(inputs: Inputs, output: Output, backend: Backend) -> str | None:

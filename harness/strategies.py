@@ -71,6 +71,7 @@ def _axis(field: str, *values: Any, plain: int = 1) -> Axis:
 AXES: tuple[Axis, ...] = (
     Axis(fields=("query_format", "cache_format"), values=tuple(itertools.product(_FORMATS, _FORMATS))),
     _axis("page_size", 1, 2, 3, 7, 16, 32, 64, 128, plain=3),
+    # The large pools span 2^31 and 2^32 bytes, and page ids past 2^16 and 2^24; on a CPU only live pages take memory.
     Axis(
         fields=("placement", "pool_rows"),
         values=(*((word, 0) for word in PLACEMENTS), *(("high", rows) for rows in POOLS), ("scattered", POOLS[2])),

@@ -20,13 +20,13 @@ import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import resource
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,6 +39,7 @@ from harness.case import Case
 from harness.judge import Verdict
 from harness.memory import free_bytes
 from harness.regimes import load
+from harness.relations import run_relation
 from harness.run import Result, run_case
 
 #: prctl's option that names the signal a process gets when its parent dies.
@@ -80,11 +81,14 @@ class _Job:
     backend: str
     device: str
     regimes: Path | None
+    relation: str | None
 
 
 def _serve(jobs: Connection, stderr: str, memory: int | None) -> None:
     """Run jobs until the parent closes the pipe: the child's whole life."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The server ends when nobody holds this pipe any more, and we with it; multiprocessing hands us an end of it.
+    os.close(multiprocessing.forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.setpgid(0, 0)
     with open(stderr, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 2)
@@ -106,9 +110,11 @@ def _serve(jobs: Connection, stderr: str, memory: int | None) -> None:
             backends[job.backend] = registry.make(job.backend)
         if job.regimes not in rules:
             rules[job.regimes] = load(job.regimes)
-        result = run_case(
-            job.case, backends[job.backend], rules[job.regimes], device=job.device, on_stage=lambda stage: jobs.send(stage)
-        )
+        made, own = backends[job.backend], rules[job.regimes]
+        if job.relation is None:
+            result = run_case(job.case, made, own, device=job.device, on_stage=jobs.send)
+        else:
+            result = run_relation(job.case, job.relation, made, own, device=job.device, on_stage=jobs.send)
         jobs.send(result)
         if job.device.startswith("cuda") and result.verdict.kind == "FAIL" and _poisoned(job.device):
             return
@@ -158,14 +164,21 @@ class Worker:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def run(self, case: Case, backend: str) -> Result:
-        """Run a case on a backend, by its registry name, and judge it; whatever happens is in the result's verdict."""
+    def run(self, case: Case, backend: str, relation: str | None = None) -> Result:
+        """Run a case on a backend, by its registry name, and judge it; whatever happens is in the result's verdict.
+
+        Args:
+            case: the problem.
+            backend: registry name.
+            relation: relation between two runs to hold it to, a key of relations.ALL; None for a plain run.
+        """
         child = self._child or self._start()
         seen = self._seen.setdefault(backend, _Seen())
         limit = max(self.limits.least, self.limits.factor * seen.slowest) if seen.hung else self.limits.first
         began, stage = time.monotonic(), "prepare"
+        job = _Job(case=case, backend=backend, device=self.device, regimes=self.regimes, relation=relation)
         try:
-            child.pipe.send(_Job(case=case, backend=backend, device=self.device, regimes=self.regimes))
+            child.pipe.send(job)
             while child.pipe.poll(max(0.0, began + limit - time.monotonic())):
                 answer = child.pipe.recv()
                 if isinstance(answer, Result):
@@ -174,14 +187,14 @@ class Worker:
                 stage = answer
         except (EOFError, ConnectionResetError, BrokenPipeError):
             child.process.join()
-            return self._lose(case, backend, stage, "crash", _how_it_ended(child.process.exitcode), time.monotonic() - began)
+            return self._lose(job, stage, "crash", _how_it_ended(child.process.exitcode), time.monotonic() - began)
         except BaseException:  # an interrupt: the child's answer would be taken for the next case's
             self._end()
             raise
         seen.hung = True
         os.kill(child.process.pid, signal.SIGUSR1)
         child.process.join(_STACK_SECONDS)
-        return self._lose(case, backend, stage, "hang", f"no answer in {limit:.1f} s", time.monotonic() - began)
+        return self._lose(job, stage, "hang", f"no answer in {limit:.1f} s", time.monotonic() - began)
 
     def close(self) -> None:
         """End the child and remove what it wrote."""
@@ -205,14 +218,20 @@ class Worker:
         self._child = _Child(process=process, pipe=ours, stderr=stderr)
         return self._child
 
-    def _lose(self, case: Case, backend: str, stage: str, fault: str, how: str, seconds: float) -> Result:
+    def _lose(self, job: _Job, stage: str, fault: str, how: str, seconds: float) -> Result:
         lines = self._end()
         self.lost += 1
         message = f"{how} {_STAGES[stage]}\n{lines}".rstrip()
         ours = stage == "prepare"
         verdict = Verdict(kind="ERROR" if ours else "FAIL", fault=None if ours else fault, message=message)
-        regime = _regime_name(self.regimes, backend, case)
-        return Result(case=case, backend=backend, regime=regime, verdict=verdict, seconds=seconds)
+        return Result(
+            case=job.case,
+            backend=job.backend,
+            regime=_regime_name(job),
+            verdict=verdict,
+            relation=job.relation,
+            seconds=seconds,
+        )
 
     def _end(self) -> str:
         """End the child; return the last lines it wrote."""
@@ -234,11 +253,7 @@ def _how_it_ended(code: int | None) -> str:
     return f"exited with code {code}"
 
 
-def _regime_name(regimes: Path | None, backend: str, case: Case) -> str | None:
+def _regime_name(job: _Job) -> str | None:
     with contextlib.suppress(LookupError):
-        return load(regimes).of(backend, case).name
+        return load(job.regimes).of(job.backend, job.case).name
     return None
-
-
-#: Runs a case on a backend named.
-Runner = Callable[[Case, str], Result]

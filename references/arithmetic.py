@@ -63,9 +63,7 @@ _COUNTS: Mapping[str, Callable[[Splits, Launch], int]] = MappingProxyType(
             1, splits.count // (launch.batch * launch.query_tokens * _ceil_divide(launch.heads, 16))
         ),
         "aiter-bh64": lambda splits, launch: _next_power_of_two(
-            _ceil_divide(
-                splits.count, max(1, 8 * _ceil_divide(launch.heads, 64) * launch.query_tokens * (launch.batch // 8))
-            )
+            _ceil_divide(splits.count, max(1, 8 * _ceil_divide(launch.heads, 64) * launch.query_tokens * (launch.batch // 8)))
         ),
     }
 )
@@ -107,9 +105,7 @@ class Splits:
         step = _LENGTHS[self.kind](
             Splits(kind=self.kind, count=count, tile=self.tile) if count > 1 else Splits(), length, launch
         )
-        return (
-            [0, *[edge for edge in range(step, step * count, max(1, step)) if edge < length], length] if length else [0]
-        )
+        return [0, *[edge for edge in range(step, step * count, max(1, step)) if edge < length], length] if length else [0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +159,7 @@ class Arithmetic:
         Raises:
             ValueError: if a key is unknown or missing, or a value is of the wrong kind or out of range; the message says which.
         """
-        values = {
+        values: dict[str, Any] = {
             key: None if key in ("operand", "query") and value == "exact" else value
             for key, value in _checked(cls, table, "arithmetic").items()
         }

@@ -198,9 +198,8 @@ def ulp(values: Tensor, fmt: Format) -> Tensor:
         TypeError: if the values are neither fp32 nor fp64.
     """
     _require_wide(values)
-    exponent = _exponent(values.to(torch.float64), fmt)
-    spacing = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent - (fmt.significand - 1))
-    return torch.where(values.isfinite(), spacing, torch.nan).to(values.dtype)
+    spacing = _binade(values).clamp_(min=fmt.smallest_normal).mul_(2.0 ** (1 - fmt.significand))
+    return spacing.masked_fill_(~values.isfinite(), torch.nan)
 
 
 def _require_wide(values: Tensor) -> None:
@@ -208,27 +207,30 @@ def _require_wide(values: Tensor) -> None:
         raise TypeError(f"values to round are fp32 or fp64, these are {values.dtype}; decode codes first")
 
 
-def _exponent(wide: Tensor, fmt: Format) -> Tensor:
-    """Find the exponent of the binade of fp64 values, that of the subnormals at least."""
-    exponent = torch.frexp(torch.where(wide.isfinite(), wide, 0.0)).exponent - 1
-    return torch.where(wide == 0, fmt.exponent_min, exponent).clamp_min_(fmt.exponent_min)
+def _binade(values: Tensor) -> Tensor:
+    """Find the power of two at or below the magnitude of values; 0 for subnormal ones, infinity for NaN."""
+    if values.dtype == torch.float32:
+        return (values.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return (values.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
 
 
 def _encode_piece(wide: Tensor, fmt: Format, saturate: bool) -> Tensor:
     """Encode fp64 values to int64 codes with the sign in the format's top bit."""
-    exponent = _exponent(wide, fmt)
+    magnitudes = torch.where(wide.isfinite(), wide.abs(), 0.0)
+    binade = _binade(magnitudes).clamp_(min=fmt.smallest_normal)
     # A power of two scales exactly here: the quotient lies below 2**p, and what underflows rounds to zero anyway.
-    count = torch.ldexp(wide.abs(), (fmt.significand - 1) - exponent).round_()
-    magnitude = (exponent - fmt.exponent_min).long() * 2 ** (fmt.significand - 1) + torch.where(
-        wide.isfinite(), count, 0.0
-    ).long()
+    count = magnitudes.div_(binade).mul_(2.0 ** (fmt.significand - 1)).round_().long()
+    step = (binade.view(torch.int64) >> 52) - (1023 + fmt.exponent_min)
+    magnitude = step * 2 ** (fmt.significand - 1) + count
     largest = _largest_code(fmt)
     overflow = fmt.nan if fmt.infinity is None else fmt.infinity
     beyond = (magnitude > largest) | wide.isinf()
     magnitude = torch.where(beyond, largest if saturate else overflow, magnitude)
-    negative = wide.signbit() & (fmt.signed_zero | ((magnitude != 0) & (magnitude != fmt.nan)))
+    negative = wide.signbit()
+    if not fmt.signed_zero:
+        negative &= (magnitude != 0) & (magnitude != fmt.nan)
     codes = magnitude | (negative.long() << (fmt.bits - 1))
-    return torch.where(wide.isnan(), fmt.nan, codes)
+    return codes.masked_fill_(wide.isnan(), fmt.nan)
 
 
 def _largest_code(fmt: Format) -> int:

@@ -2,160 +2,176 @@
 
 1. Equal values round alike. Tokens of (nearly) equal probability have one error between them, and elements of equal magnitude
    too; a row with many of either has a wider statistic and, for tokens, a larger variance.
-2. Everything is worked out from the data, per row, with sketches that are the same on every run and device.
+2. Everything is worked out from the data, per row, with sketches that are the same on every run.
 
-Derivation. The relative error of rounding to nearest is d / x with d uniform in +-u and the significand x in [1, 2). With x
-log-uniform, its mean square is c u^2, c = (1 - 1/4) / (6 ln 2), and its mean fourth power u^4 (1 - 1/16) / (20 ln 2); the variance
-of its square over (c u^2)^2 is then EXCESS. A sum of squares of n such errors, t_j their mean squares, has the relative variance
-EXCESS sum t_j^2 / (sum t_j)^2, which defines the effective number: 1 / n_eff = sum t_j^2 / (sum t_j)^2. Errors of tokens act
-along their v_j, and two that are not orthogonal add 2 t_j t_k cos^2(v_j, v_k) to that sum.
+Derivation. An error uniform within half a spacing has a square whose variance is EXCESS = 9/5 - 1 times its squared mean. The
+squared length of a sum of such errors along vectors, t_j their mean squares, has the relative variance
+EXCESS sum t_j^2 / (sum t_j)^2 and, for each two vectors at an angle, 2 t_j t_k cos^2 / (sum t_j)^2 more. That defines the
+effective number n_eff as the number of equal and orthogonal ones with the same relative variance EXCESS / n_eff. Angles are
+worked out along the output, where V rows have a direction in common, and taken as random otherwise.
 
-The error of two values at a distance of d spacings is correlated as 1 - 6 d (1 - d), d's fractional part, whose Fourier series
-is 6 / pi^2 sum_m cos(2 pi m d) / m^2. So the variance of a sum of such errors is c u^2 6 / pi^2 sum_m |sum_j p_j v_j e^(i m phi_j)|^2
-/ m^2, with phi_j the phase of p_j between its neighbours: the coherence is that over c u^2 sum_j p_j^2 v_j^2. Three terms are
-kept, the third standing for the rest, and v is looked at along fixed random signs.
+The errors of two values d spacings apart are correlated as 1 - 6 d (1 - d), d taken modulo 1, whose Fourier series is
+6 / pi^2 sum_m cos(2 pi m d) / m^2. So the mean square of sum_j a_j e_j v_j, over common shifts of the grid, is that of one
+error times 6 / pi^2 sum_m |sum_j a_j v_j e^(2 pi i m x_j)|^2 / m^2, x_j the value in spacings. Its quotient by
+sum_j a_j^2 v_j^2 is the coherence: 1 for scattered values, the size of the group for equal ones. Three terms are kept, the
+third standing for the rest, and v is looked at along fixed random signs.
 
-Source: the Fourier series of the second Bernoulli polynomial (DLMF 24.8.1); sketches by W. Johnson, J. Lindenstrauss, 1984.
+Source: the Fourier series of the second Bernoulli polynomial (DLMF 24.8.1); for sketches, W. Johnson and J. Lindenstrauss,
+1984.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from references.formats import Format
+from references.formats import Format, ulp
 
-#: c: mean square of a relative rounding error over u^2, the significand log-uniform.
-MEAN_SQUARE = (1 - 1 / 4) / (2 * math.log(2)) / 3
-#: Variance of its square over (c u^2)^2.
-EXCESS = (1 - 1 / 16) / (4 * math.log(2)) / 5 / MEAN_SQUARE**2 - 1
+#: Variance of the square of a uniform error over its squared mean: E x^4 / (E x^2)^2 - 1.
+EXCESS = 9 / 5 - 1
+#: The same for a normal error, which is what a sum of many is.
+NORMAL_EXCESS = 2.0
 #: Shares of the first two Fourier terms, and of all others.
 _HARMONICS = (6 / math.pi**2, 1.5 / math.pi**2, 1 - 7.5 / math.pi**2)
 #: Random directions in which V is looked at: the coherence of independent roundings then comes out as 1 +- 0.1.
-_PROBES = 64
-
-
-#: Noise in spacings below which three harmonics no longer describe a rounding, and none is needed: it is known.
-_QUIET = 0.12
+_PROBES = 32
+#: Parts of a spacing that two outputs may be apart to count as equal: finer than noise moves them when it matters.
+_PARTS = 8
 
 
 @lru_cache(maxsize=16)
 def _signs(latent: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(latent)
-    signs = torch.randint(0, 2, (latent, _PROBES), generator=generator, dtype=torch.float64) * 2 - 1
+    signs = torch.randint(0, 2, (latent, _PROBES), generator=generator, dtype=torch.float32) * 2 - 1
     return signs.to(device)
 
 
-def known_rounding(value: Tensor, variance: Tensor, known: Format) -> Tensor:
-    """Work out what rounding adds to the mean square error of values that are known but for some noise.
-
-    Where the noise is small against the spacing, a value far from those of the format is rounded by a known amount, and
-    values that are alike by the same amount: their average over significands says nothing about them.
-
-    Args:
-        value: the values, fp64, any shape.
-        variance: variance of the noise before rounding, same shape.
-        known: what they are rounded to.
-
-    Source: the Fourier series of x - round(x) and of its square, each harmonic damped by the noise's characteristic function.
-    """
-    exponent = torch.frexp(value).exponent.clamp(min=known.exponent_min + 1) - known.significand
-    turns = torch.ldexp(value, -exponent)
-    noise = torch.ldexp(torch.ldexp(variance, -exponent), -exponent)
-    exact = (turns - turns.round()).square()
-    noisy = torch.full_like(value, 1 / 12)
-    angle = 2 * math.pi * turns.frac()
-    for harmonic in (1, 2, 3):
-        wave = torch.cos(harmonic * angle) * torch.exp(-2 * (math.pi * harmonic) ** 2 * noise)
-        noisy += (-1) ** harmonic * wave * (1 / (math.pi * harmonic) ** 2 + 4 * noise)
-    added = torch.where(noise < _QUIET**2, exact, noisy.clamp_(min=0))
-    return torch.ldexp(torch.ldexp(added, exponent), exponent)
-
-
-def effective_elements(out: Tensor, variance: Tensor) -> Tensor:
+def effective_elements(written: Tensor, variance: Tensor, known: Format) -> Tensor:
     """Count the elements of each row that round independently, [rows]: outputs of one significand count as one.
 
     Args:
-        out: outputs, fp64 [rows, L].
+        written: outputs as they are written, fp64 [rows, L].
         variance: variance of each element's own roundings, fp64 [rows, L].
+        known: the format they are written in.
     """
-    significand = torch.frexp(out.abs().to(torch.float32)).mantissa
-    ordered, index = significand.sort(dim=1)
+    turns = written / ulp(written, known)
+    ordered, index = (turns * _PARTS).round_().abs_().sort(dim=1)
     first = torch.zeros_like(index)
     first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     groups = torch.zeros_like(variance).scatter_add_(1, first.cumsum(1), variance.gather(1, index))
-    squares = groups.square().sum(1)
-    return torch.where(squares > 0, variance.sum(1).square() / squares, out.shape[1])
+    total = variance.sum(1)
+    alike = torch.polar(variance, turns.abs().frac() * (2 * math.pi)).sum(1).abs().square()
+    squares = torch.maximum(groups.square().sum(1), alike)
+    return torch.where(squares > 0, total.square() / squares, variance.shape[1])
 
 
-@dataclass(slots=True)
-class Sharing:
-    """Sums over the tokens of a row that say how many of them share its error; streamed."""
+def effective_number(parts: Tensor) -> Tensor:
+    """Count how many equal parts would be as uneven as these, [rows]; parts are 0 or more, [rows, n]."""
+    squares = parts.square().sum(1)
+    return torch.where(squares > 0, parts.sum(1).square() / squares, parts.shape[1])
 
-    #: Variance by token: sum, and sum of squares, [rows].
-    total: Tensor
-    squares: Tensor
-    #: The part of it along the output: sum, and sum of squares, [rows].
-    along: Tensor
-    along_squares: Tensor
-    #: Sum of squares of the part across the output, [rows].
-    across_squares: Tensor
-    #: Variance of a sum of probability errors along the probes as if independent, [rows].
-    plain: Tensor
-    #: Their amplitudes with phases: cosine and sine by harmonic, [6, rows, probes].
-    amplitudes: Tensor
 
-    @classmethod
-    def empty(cls, rows: int, like: Tensor) -> Sharing:
-        """Start with no tokens."""
-        sums = [like.new_zeros(rows) for _ in range(6)]
-        return cls(*sums, like.new_zeros((2 * len(_HARMONICS), rows, _PROBES)))
+class TokenSharing:
+    """How the errors of a row's tokens are spread over tokens and directions; streamed."""
 
-    def add(self, values: Tensor, variance: Tensor, score: Tensor, out: Tensor) -> None:
-        """Add tokens: v [n, L], mean square weights of v (``variance``) and of v - o (``score``) [rows, n], o [rows, L]."""
-        norm = out.norm(dim=1, keepdim=True)
-        lengths = values.square().sum(1)
-        along = torch.where(norm > 0, out / norm, 0.0) @ values.T
-        apart = (lengths - 2 * norm * along + norm.square()).clamp_(min=0)
-        tokens = variance * lengths + score * apart
-        part = torch.minimum(variance * along.square() + score * (along - norm).square(), tokens)
-        self.total += tokens.sum(1)
-        self.squares += tokens.square().sum(1)
-        self.along += part.sum(1)
-        self.along_squares += part.square().sum(1)
-        self.across_squares += (tokens - part).square_().sum(1)
+    def __init__(self, out: Tensor) -> None:
+        self._out = out.to(torch.float32)
+        self._norm = self._out.norm(dim=1, keepdim=True)
+        self._direction = torch.where(self._norm > 0, self._out / self._norm, 0.0)
+        self._total, self._squares, self._along, self._along_squares, self._across_squares = (
+            out.new_zeros(len(out)) for _ in range(5)
+        )
+        self._phases = torch.zeros(len(out), dtype=torch.complex128, device=out.device)
 
-    def add_phases(self, values: Tensor, given: Tensor, variance: Tensor, known: Format) -> None:
-        """Add the phases of tokens: v [n, L], probabilities in the units they are rounded in and their mean squares [rows, n]."""
-        probed = values @ _signs(values.shape[1], values.device)
-        fraction, exponent = torch.frexp(given.to(torch.float32))
-        below = (exponent - 1 < known.exponent_min).logical_and_(given > 0)
-        turns = torch.where(below, given / known.smallest_subnormal, fraction * 2.0**known.significand)
-        angle = (turns.frac() * (2 * math.pi)).to(torch.float32)
-        wave = torch.polar(variance.sqrt().to(torch.float32), angle)
-        turn = torch.polar(torch.ones_like(angle), angle)
-        for harmonic in range(len(_HARMONICS)):
-            parts = torch.view_as_real(wave).unbind(-1)
-            for side, part in enumerate(parts):
-                self.amplitudes[2 * harmonic + side] += part.to(torch.float64) @ probed
-            wave = wave * turn
-        self.plain += (variance @ probed.square()).sum(1)
+    def add(self, values: Tensor, lengths: Tensor, about_zero: Tensor, about_out: Tensor | None, turns: Tensor) -> None:
+        """Add tokens.
 
-    def factor(self) -> Tensor:
-        """Say how much larger the variance of the token errors is than if they were independent, [rows, 1], 1 or more."""
-        shares = self.amplitudes.new_tensor(_HARMONICS).repeat_interleave(2)[:, None]
-        wave = (self.amplitudes.square().sum(-1) * shares).sum(0)
-        return torch.where(self.plain > 0, wave / self.plain, 1.0).clamp_(min=1)[:, None]
+        Args:
+            values: v, fp32 [n, L].
+            turns: their probabilities in spacings, fp32 [rows, n].
+            lengths: their squared norms, fp32 [n].
+            about_zero: mean squares of errors that act along v, fp32 [rows, n].
+            about_out: mean squares of errors that act along v - o, fp32 [rows, n]; None if there are none.
+        """
+        along = self._direction @ values.T
+        tokens, part = about_zero * lengths, about_zero * along.square()
+        if about_out is not None:
+            apart = (lengths - 2 * self._norm * along + self._norm.square()).clamp_(min=0)
+            tokens = tokens + about_out * apart
+            part = part + about_out * (along - self._norm).square()
+        part = torch.minimum(part, tokens)
+        self._phases += torch.polar(tokens, turns.frac() * (2 * math.pi)).sum(1)
+        for total, terms in (
+            (self._total, tokens),
+            (self._squares, tokens.square()),
+            (self._along, part),
+            (self._along_squares, part.square()),
+            (self._across_squares, (tokens - part).square_()),
+        ):
+            total += terms.sum(1)
 
-    def effective_tokens(self, elements: Tensor) -> Tensor:
-        """Count the tokens that share a row's error, [rows]; ``elements`` is how many directions there are to be apart in."""
-        across = (self.total - self.along).square() - self.across_squares
-        pairs = self.along.square() - self.along_squares + across.clamp(min=0) / elements
-        inverse = (self.squares + 2 / EXCESS * pairs) / self.total.square()
-        inverse = torch.where(self.total.square() > 0, inverse, 1.0) * self.factor()[:, 0]
-        # One error along one direction, normal at worst: the relative variance of its square is 2.
-        return 1 / inverse.clamp(max=2 / EXCESS)
+    def effective_tokens(self, factor: Tensor, directions: Tensor) -> Tensor:
+        """Count the tokens that share a row's error, [rows].
+
+        Args:
+            factor: the coherence of their errors, [rows].
+            directions: directions that errors may take across the output, [rows].
+        """
+        across = (self._total - self._along).square() - self._across_squares
+        pairs = (self._along.square() - self._along_squares).clamp(min=0) + across.clamp(min=0) / directions
+        alike = torch.maximum(self._squares, self._phases.abs().square())
+        inverse = (alike + NORMAL_EXCESS / EXCESS * pairs) / self._total.square()
+        inverse = torch.where(self._total > 0, inverse, 1.0) * factor
+        return 1 / inverse.clamp(max=NORMAL_EXCESS / EXCESS)
+
+
+class Coherence:
+    """How much larger the variance of a row's token errors is than if they were independent; streamed.
+
+    Errors act along v, or along v - o where a centre is given.
+    """
+
+    def __init__(self, rows: int, like: Tensor) -> None:
+        new = torch.zeros((rows, 1), dtype=torch.float32, device=like.device).new_zeros
+        self._waves, self._wave_mass = new((2 * len(_HARMONICS), rows, _PROBES)), new((2 * len(_HARMONICS), rows, 1))
+        self._squares, self._means, self._mass = new((rows, _PROBES)), new((rows, _PROBES)), new((rows, 1))
+
+    def add(self, turns: Tensor, variance: Tensor, probed: Tensor) -> None:
+        """Add tokens.
+
+        Args:
+            turns: probabilities in spacings, fp32 [rows, n].
+            variance: mean squares of their errors, fp32 [rows, n].
+            probed: v as ``probe`` sees it, fp32 [n, probes].
+        """
+        angle = turns.frac().mul_(2 * math.pi)
+        cosine, sine, size = angle.cos(), angle.sin(), variance.sqrt()
+        waves = [size * cosine, size * sine]
+        for _ in _HARMONICS[1:]:
+            real, imaginary = waves[-2:]
+            waves += [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
+        stacked = torch.stack(waves)
+        self._waves += stacked @ probed
+        self._wave_mass += stacked.sum(2, keepdim=True)
+        self._squares += variance @ probed.square()
+        self._means += variance @ probed
+        self._mass += variance.sum(1, keepdim=True)
+
+    def factor(self, centre: Tensor | None) -> Tensor:
+        """Give the factor, fp64 [rows], 1 or more; ``centre`` is o, fp64 [rows, L], where errors act along v - o."""
+        waves, plain = self._waves, self._squares
+        if centre is not None:
+            middle = probe(centre.to(torch.float32))
+            waves = waves - self._wave_mass * middle
+            plain = plain - 2 * middle * self._means + middle.square() * self._mass
+        shares = waves.new_tensor(_HARMONICS).repeat_interleave(2)[:, None]
+        coherent, plain = (waves.square().sum(2) * shares).sum(0), plain.sum(1)
+        return torch.where(plain > 0, coherent / plain, 1.0).clamp_(min=1).double()
+
+
+def probe(values: Tensor) -> Tensor:
+    """Look at v along the fixed random signs; fp32 [n, L] to [n, probes]."""
+    return values @ _signs(values.shape[1], values.device)

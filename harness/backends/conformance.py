@@ -38,6 +38,7 @@ PROBES: tuple[Case, ...] = (
     Case(heads=5, lengths=(90, 33), query_format="fp32", cache_format="fp32", latent=100, rope=24, token_padding=3),
     Case(heads=128, lengths=(40,), query_layout="transposed", table_padding=3, page_size=16, page_padding=7),
     Case(heads=16, lengths=(64, 3), lse=False, placement="high"),
+    Case(heads=16, lengths=(64,), query_format="fp16", cache_format="bf16"),
 )
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 

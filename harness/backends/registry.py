@@ -29,6 +29,8 @@ class Entry:
     default: bool = False
     #: Whether the name continues with ``:rest``.
     family: bool = False
+    #: Whether the name may continue with ``!mistake``.
+    mistakes: bool = False
 
 
 ENTRIES: Mapping[str, Entry] = {
@@ -41,6 +43,16 @@ ENTRIES: Mapping[str, Entry] = {
         module="harness.backends.triton_splitkv",
         about="the embedded paged split-KV Triton kernel; on a CPU through Triton's interpreter, mended",
         default=True,
+        mistakes=True,
+    ),
+    "gluon-splitkv": Entry(
+        module="harness.backends.gluon_splitkv",
+        about="our own small CDNA4 Gluon kernel: natively on gfx950, on a CPU by emulation",
+    ),
+    "python": Entry(
+        module="harness.backends.external",
+        about="a backend of your own: python:PACKAGE.MODULE, a module with make(name, label)",
+        family=True,
     ),
     "model": Entry(
         module="harness.faults.backend",
@@ -66,10 +78,10 @@ def entry_of(name: str) -> Entry:
     Raises:
         UnknownBackend: if there is none; the message names what is near.
     """
-    stem = name.partition("@")[0]
-    family, colon, _ = stem.partition("!")[0].partition(":")
-    entry = ENTRIES.get(family if colon else stem)
-    if entry is None or entry.family != bool(colon):
+    stem, bang, _ = name.partition("@")[0].partition("!")
+    family, colon, _ = stem.partition(":")
+    entry = ENTRIES.get(family)
+    if entry is None or entry.family != bool(colon) or (bang and not entry.mistakes):
         near = get_close_matches(stem, ENTRIES, n=2, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
         raise UnknownBackend(f"no backend is called {name!r}: {hint}")

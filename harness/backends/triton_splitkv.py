@@ -1,9 +1,10 @@
 """The embedded default backend: a small paged split-KV decode kernel in Triton.
 
 1. On a CUDA or ROCm device it runs natively; on a CPU through Triton's interpreter, mended for the run.
-2. Any case in `Case`'s range is inside its contract; what a device's Triton cannot cast, the kernel decodes by integers.
-3. Operands are exact: both codes are widened to the format of `operand_of`. Probabilities are rounded to that format,
-   partial outputs are fp32, splits are those of `SPLIT_STEP`, `LEAST_STEPS` and `MOST_SPLITS`.
+2. Its contract is every case whose pair of formats is in OPERANDS; what a device's Triton cannot cast, the kernel decodes by
+   integers.
+3. Operands are exact: both codes are widened to the format of `operand_of`. Probabilities are rounded to that format and
+   partial outputs are fp32; splits are even, of SPLIT_STEP tokens or a multiple, MOST_SPLITS at most.
 4. A variant is this backend with its kernel's source changed in one place: a wrong kernel made on purpose.
 
 Source: the kernel's own module, `triton_splitkv_kernel`.
@@ -17,25 +18,28 @@ import itertools
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.backends.protocol import Capabilities, Output, UnknownBackend, Unsupported
+from harness.backends.protocol import Capabilities, NotInstalled, Output, UnknownBackend, Unsupported
 from harness.backends.triton_splitkv_mistakes import MISTAKES
 from harness.case import Case
+from harness.emulation.interpreter import interpreted, mended
+from harness.emulation.interpreter import why_not as interpreter_why_not
 from harness.inputs import Inputs
 
 NAME = "triton-splitkv"
-#: tokens a split is a multiple of
-SPLIT_STEP = 64
-#: steps a split has at least, while tokens remain
-LEAST_STEPS = 2
+#: tokens a program holds at a time, between two updates of the running maximum
+TILE = 64
+#: tokens that a split is a multiple of: two tiles, so that short contexts have both several splits and several tiles in one
+SPLIT_STEP = 2 * TILE
 #: splits a request has at most
 MOST_SPLITS = 8
 #: query rows (S x H) of a program, at least and at most; a dot of Triton's needs 16
@@ -44,6 +48,14 @@ ROWS = (16, 64)
 _LONGEST = (1 << 31) - (1 << 12)
 _KERNEL = Path(__file__).with_name("triton_splitkv_kernel.py")
 _EIGHT_BITS = ("e4m3fn", "e4m3fnuz", "e5m2")
+#: format of the operands, and the query and cache formats that are widened to it: every value of either is one of its own
+OPERANDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
+    {
+        "bf16": (("bf16", *_EIGHT_BITS), ("bf16", *_EIGHT_BITS)),
+        "fp16": (("fp16",), ("fp16", *_EIGHT_BITS)),
+        "fp32": (("fp32",), ("fp32",)),
+    }
+)
 _numbers = itertools.count()
 
 
@@ -59,23 +71,23 @@ class Tiling:
     splits: int
 
 
-def operand_of(query_format: str, cache_format: str) -> str:
-    """Name the format that both operands of the dots are widened to, exactly: the narrowest that holds either's values."""
-    pair = {query_format, cache_format}
-    if "fp32" in pair or pair == {"bf16", "fp16"}:
-        return "fp32"
-    return "fp16" if "fp16" in pair else "bf16"
-
-
-def splits_of(length: int) -> int:
-    """Count the splits of a request of `length` tokens."""
-    return -(-length // tokens_per_split(length))
+def operand_of(query_format: str, cache_format: str) -> str | None:
+    """Name the format that both operands of the dots are widened to, exactly; None for a pair outside the contract."""
+    for operand, (queries, caches) in OPERANDS.items():
+        if query_format in queries and cache_format in caches:
+            return operand
+    return None
 
 
 def tokens_per_split(length: int) -> int:
     """Count the tokens of every split but the last, as the kernel does."""
-    steps = -(-length // SPLIT_STEP)
-    return max(-(-steps // MOST_SPLITS), LEAST_STEPS) * SPLIT_STEP
+    least = -(-length // MOST_SPLITS)
+    return -(-least // SPLIT_STEP) * SPLIT_STEP
+
+
+def splits_of(length: int) -> int:
+    """Count the splits of a request of `length` tokens."""
+    return -(-length // tokens_per_split(length)) if length else 0
 
 
 class SplitKV:
@@ -101,9 +113,14 @@ class SplitKV:
         """Say why a case lies outside the contract on a device, or None."""
         if device.type not in self.capabilities.devices:
             return f"it runs on a CPU and on CUDA or ROCm devices, not on {device}"
+        if operand_of(case.query_format, case.cache_format) is None:
+            return (
+                f"its dots take a query and a cache of formats that one format holds exactly, and not {case.query_format} "
+                f"with {case.cache_format}"
+            )
         if max(case.lengths) > _LONGEST:
             return f"token positions are int32: a request has at most {_LONGEST} tokens, and one has {max(case.lengths)}"
-        return None
+        return interpreter_why_not() if device.type == "cpu" else None
 
     def run(self, inputs: Inputs) -> Output:
         """Compute the decode.
@@ -145,12 +162,12 @@ class SplitKV:
         blocks = -(-shape[1] // tiling.rows)
         cuts: dict[str, Any] = {
             "LATENT": case.latent, "LATENT_TILE": _padded(case.latent), "ROWS": tiling.rows, "STEP": SPLIT_STEP,
-            "LEAST": LEAST_STEPS, "SPLITS": MOST_SPLITS,
+            "SPLITS": MOST_SPLITS,
         }  # fmt: skip
         attend[(case.batch, blocks, tiling.splits)](
             nope, rope, cache, table, starts, inputs.lengths, partial, partial_lse, case.softmax_scale,
-            case.query_scale, case.cache_scale, case.query_tokens, case.heads, case.page_size, *nope.stride(),
-            *rope.stride(), cache.stride(0), cache.stride(1), table_width, tiling.splits, **cuts,
+            case.query_scale, case.cache_scale, case.query_tokens, case.heads, case.page_size, *nope.stride()[:3],
+            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits, **cuts,
             ROPE=case.rope, ROPE_TILE=_padded(case.rope), TILE=tiling.tile, RAGGED=inputs.block_table is None,
             QUERY=query_code, CACHE=cache_code, OPERAND=_triton_type(operand_of(case.query_format, case.cache_format)),
         )  # fmt: skip
@@ -163,8 +180,6 @@ class SplitKV:
     def _kernel(self, name: str, device: torch.device) -> Any:
         kernel = getattr(self._kernels, name)
         if device.type == "cpu":
-            from harness.emulation.interpreter import interpreted
-
             return interpreted(kernel)
         return kernel
 
@@ -183,17 +198,22 @@ def make(name: str, label: str | None = None) -> SplitKV:
     Raises:
         ValueError: if a version is asked for: there is one.
         UnknownBackend: if no mistake has the name.
+        NotInstalled: if there is no Triton.
     """
     if label is not None:
         raise ValueError(f"{name} has no versions to choose from, and @{label} asks for one: leave it out")
+    try:
+        import harness.backends.triton_splitkv_kernel as kernels
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise NotInstalled(f"{name} needs Triton, which is not installed here: pip install triton") from error
     stem, bang, mistake = name.partition("!")
-    if bang:
-        if mistake not in MISTAKES:
-            raise UnknownBackend(f"{stem} has no mistake {mistake!r} to make: there are {', '.join(MISTAKES)}")
-        return variant(mistake, MISTAKES[mistake].old, MISTAKES[mistake].new)
-    import harness.backends.triton_splitkv_kernel as kernels
-
-    return SplitKV(name, kernels)
+    if not bang:
+        return SplitKV(name, kernels)
+    if mistake not in MISTAKES:
+        raise UnknownBackend(f"{stem} has no mistake {mistake!r} to make: there are {', '.join(MISTAKES)}")
+    return variant(mistake, MISTAKES[mistake].old, MISTAKES[mistake].new)
 
 
 def variant(mistake: str, old: str, new: str) -> SplitKV:
@@ -225,8 +245,6 @@ def variant(mistake: str, old: str, new: str) -> SplitKV:
 def _meaning(device: torch.device) -> AbstractContextManager[None]:
     if device.type != "cpu":
         return torch.cuda.device(device)
-    from harness.emulation.interpreter import mended
-
     return mended()
 
 
@@ -236,7 +254,7 @@ def _tile(case: Case, device: torch.device) -> Tiling:
     exact = operand_of(case.query_format, case.cache_format) == "fp32"
     # On a device the accumulators of a program must fit its registers, and fp32 tiles its shared memory.
     fitting = most if device.type == "cpu" else least
-    tile = SPLIT_STEP // 2 if exact and device.type != "cpu" else SPLIT_STEP
+    tile = TILE // 2 if exact and device.type != "cpu" else TILE
     return Tiling(
         rows=min(max(least, 1 << (rows - 1).bit_length()), fitting),
         tile=tile,
@@ -258,7 +276,7 @@ def _castable(device: torch.device) -> tuple[str, ...]:
     return ("e4m3fn", "e5m2") if torch.cuda.get_device_capability(device) >= (8, 9) else ("e5m2",)
 
 
-def _triton_type(name: str) -> Any:
+def _triton_type(name: str | None) -> Any:
     import triton.language as language
 
-    return {"bf16": language.bfloat16, "fp16": language.float16, "fp32": language.float32}[name]
+    return {"bf16": language.bfloat16, "fp16": language.float16, "fp32": language.float32}[name or "fp32"]

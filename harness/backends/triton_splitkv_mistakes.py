@@ -70,8 +70,8 @@ MISTAKES: Mapping[str, Mistake] = MappingProxyType(
         ),
         "first-split-only": Mistake(
             about="the splits after the first are not merged",
-            old="splits = tl.cdiv(length, tokens_per_split(length, STEP, LEAST, SPLITS))",
-            new="splits = tl.minimum(tl.cdiv(length, tokens_per_split(length, STEP, LEAST, SPLITS)), 1)",
+            old="splits = tl.cdiv(length, tokens_per_split(length, STEP, SPLITS))",
+            new="splits = tl.minimum(tl.cdiv(length, tokens_per_split(length, STEP, SPLITS)), 1)",
         ),
         "no-rescale": Mistake(
             about="the output is not rescaled when the running maximum moves",

@@ -1,6 +1,7 @@
 """What the names of Gluon mean that exist on gfx950 (CDNA4) only.
 
-1. Buffer operations: a masked lane reads ``other``, or zero; its offset is not looked at.
+1. Buffer operations: a masked lane reads ``other``, or zero; its offset is not looked at. A masked lane of a global copy
+   leaves LDS as it was.
 2. ``mfma`` takes bf16, fp16 and fp8 operands exactly and accumulates in fp32. The order of additions is not the matrix
    unit's; budgets allow for that, bit comparisons do not go through it.
 3. ``load_shared_relaxed`` loads like ``load``: that no barrier is emitted does not show in a program that runs as one.
@@ -14,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from harness.emulation.access import mask_of, other_of
 from harness.emulation.findings import fail
 from harness.emulation.formats import E4M3FN, E5M2, FP32, INT32, UINT8, UINT32, Array, decode
-from harness.emulation.memory import Pointer, locate, read, write
-from harness.emulation.operations import mask_of, matmul, other_of
+from harness.emulation.lanes import Place, locate, read, write
+from harness.emulation.memory import Pointer
 from harness.emulation.program import now
+from harness.emulation.reductions import matmul
 from harness.emulation.shared import SharedMemory
 from harness.emulation.tensor import Tensor, tensor
 
@@ -59,7 +62,7 @@ def buffer_load_to_shared(
     """Copy global memory to LDS through a base and 32-bit offsets, asynchronously."""
     base = _check(ptr, offsets, mask, other, "buffer_load_to_shared")
     place = locate(base.memory, base.offset + offsets, mask_of(mask), "reads", buffer=True)
-    _issue(dest, base, place, other, "buffer_load_to_shared")
+    _issue(dest, base, place, 0, other, "buffer_load_to_shared")
 
 
 def global_load_to_shared(dest: Any, ptr: Any, mask: Any = None, other: Any = None, cache_modifier: Any = "") -> None:
@@ -67,13 +70,13 @@ def global_load_to_shared(dest: Any, ptr: Any, mask: Any = None, other: Any = No
     if not isinstance(ptr, Pointer) or not ptr.shape:
         fail("type-error", f"global_load_to_shared needs a tensor of pointers, not {ptr!r}")
     place = locate(ptr.memory, ptr.offset, mask_of(mask), "reads")
-    _issue(dest, ptr, place, other, "global_load_to_shared")
+    _issue(dest, ptr, place, None, other, "global_load_to_shared")
 
 
-def _issue(dest: Any, source: Pointer, place: Any, other: Any, name: str) -> None:
+def _issue(dest: Any, source: Pointer, place: Place, fill: float | None, other: Any, name: str) -> None:
     if not isinstance(dest, SharedMemory) or dest.shape != place.shape or dest.kind is not source.memory.kind:
         fail("type-error", f"{name} of {source.memory.kind}{list(place.shape)} into {dest!r}: shape and type must be the same")
-    now.copies.issue(dest.array, place, other_of(other, dest.kind))
+    now.copies.issue(dest.array, place, fill, None if other is None else other_of(other, dest.kind))
 
 
 def commit_group() -> None:
@@ -122,7 +125,9 @@ def _scaled(operand: Tensor, scale: Any, name: str, axis: int) -> Array:
         values = pairs.reshape(shape)
     elif name in ("e4m3", "e5m2"):
         kind = E4M3FN if name == "e4m3" else E5M2
-        values = operand.value if operand.kind is kind else decode((operand.value.astype(np.int64) & 0xFF).astype(np.uint8), kind)
+        values = (
+            operand.value if operand.kind is kind else decode((operand.value.astype(np.int64) & 0xFF).astype(np.uint8), kind)
+        )
     else:
         fail("type-error", f"mfma_scaled knows e2m1, e4m3 and e5m2, not {name!r}")
     if scale is None:

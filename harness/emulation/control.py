@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.emulation import operations
+from harness.emulation import elements
 from harness.emulation.findings import fail
 from harness.emulation.formats import BOOL, INT32, Kind
 from harness.emulation.promotion import promote
@@ -109,7 +109,7 @@ def smallest(*values: Any) -> Any:
         return min(*values)
     made = values[0]
     for value in values[1:]:
-        made = operations.minimum(made, value)
+        made = elements.minimum(made, value)
     return made
 
 
@@ -119,8 +119,13 @@ def greatest(*values: Any) -> Any:
         return max(*values)
     made = values[0]
     for value in values[1:]:
-        made = operations.maximum(made, value)
+        made = elements.maximum(made, value)
     return made
+
+
+def refuse(name: str, why: str) -> Any:
+    """Stop the kernel at a name or a statement without a meaning."""
+    fail("unknown-operation", f"{name}: {why}", name)
 
 
 #: Python's names that mean something else in a kernel.
@@ -129,5 +134,5 @@ PYTHON: dict[str, Any] = {"min": smallest, "max": greatest}
 BINDINGS: dict[str, Any] = {
     "__true": true, "__is_tensor": is_tensor, "__carry": carry, "__constant": constant, "__and": both, "__or": either,
     "__not": negated, "__range": counting, "__static_range": unrolled, "__assert": asserted,
-    "__NameError": NameError,
+    "__refuse": refuse, "__NameError": NameError,
 }  # fmt: skip

@@ -117,7 +117,9 @@ def _explain(function: Callable[[], Any], target: str, one: _Outcome, two: _Outc
     overlaps = sorted(two.session.overlaps | mixed["copies"].session.overlaps)
     at = (overlaps[0][0], overlaps[0][1]) if overlaps else _place(one, two)
     lines = "; ".join(f"line {load} loads what the copy of line {copy} may still be writing" for _, load, copy in overlaps[:4])
-    _raise("race", f"the time at which copies land changes the result: {difference}{'; ' + lines if lines else ''}", at, one, two)
+    _raise(
+        "race", f"the time at which copies land changes the result: {difference}{'; ' + lines if lines else ''}", at, one, two
+    )
 
 
 def _raise(kind: str, message: str, at: tuple[str, int], *runs: _Outcome) -> NoReturn:
@@ -197,11 +199,10 @@ class _Trace:
         if self._launch is not now.launch:
             self._maps.clear()
             self._launch = now.launch
-        maps = self._maps.get((storage.data_ptr(), width))
-        if maps is None:
-            size = storage.nbytes() // width
-            maps = self._maps[storage.data_ptr(), width] = tuple(np.zeros(size, np.int32) for _ in range(3))  # type: ignore[assignment]
-        writer, reader, lines = maps
+        key, size = (storage.data_ptr(), width), storage.nbytes() // width
+        if key not in self._maps:
+            self._maps[key] = (np.zeros(size, np.int32), np.zeros(size, np.int32), np.zeros(size, np.int32))
+        writer, reader, lines = self._maps[key]
         first, second, third = now.ids
         me = 1 + first + now.grid[0] * (second + now.grid[1] * third)
         at = elements + (memory.address - storage.data_ptr()) // width

@@ -33,6 +33,10 @@ KINDS: Mapping[str, str] = {
     "launch-error": "the launch does not fit the kernel's signature",
 }
 
+#: Kinds that say that the emulator lacks a meaning, not that the kernel is wrong.
+_OURS = frozenset({"unknown-operation", "unmodelled", "launch-error"})
+#: Kinds found by comparing runs.
+_DIFFERENCES = frozenset({"race", "cross-program", "nondeterministic"})
 #: Marks the globals of functions made from a kernel's source; its value is the kernel's name.
 MARK = "__mla_gate_kernel__"
 
@@ -73,6 +77,16 @@ class EmulationFault(Exception):
         super().__init__(str(finding))
         self.finding = finding
 
+    @property
+    def verdict_kind(self) -> str:
+        """The verdict that it is: ERROR where the emulator lacks a meaning, else FAIL."""
+        return "ERROR" if self.finding.kind in _OURS else "FAIL"
+
+    @property
+    def verdict_fault(self) -> str:
+        """The fault of the verdict, where it is FAIL."""
+        return "nondeterministic" if self.finding.kind in _DIFFERENCES else "crash"
+
     def __reduce__(self) -> tuple[type[EmulationFault], tuple[Finding]]:
         return type(self), (self.finding,)
 
@@ -90,7 +104,7 @@ def site(frame: FrameType | None = None) -> tuple[str, int]:
     while frame is not None:
         if MARK in frame.f_globals:
             return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "", 0
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Kind:
     """A scalar type, with Triton's name for it."""
 
@@ -40,6 +40,8 @@ class Kind:
     #: Least and greatest value of an integer.
     lowest: int = 0
     highest: int = 0
+    #: Whether it is a floating-point type.
+    is_float: bool = False
     #: Floats of 8 bits: exponent bits, mantissa bits, bias, "ieee" | "fn" | "fnuz".
     small: tuple[int, int, int, str] | None = None
 
@@ -47,23 +49,24 @@ class Kind:
         return self.name
 
     @property
-    def is_float(self) -> bool:
-        """Whether it is a floating-point type."""
-        return self.family == "float"
-
-    @property
     def primitive_bitwidth(self) -> int:
         """Bits of a stored element, under Triton's name for it."""
         return self.bits
 
-    int_bitwidth = primitive_bitwidth
+    @property
+    def int_bitwidth(self) -> int:
+        """Bits of an integer, under Triton's name for it."""
+        return self.bits
 
     @property
     def element_ty(self) -> Kind:
         """Itself: an element type is its own."""
         return self
 
-    scalar = element_ty
+    @property
+    def scalar(self) -> Kind:
+        """Itself: an element type has no shape."""
+        return self
 
     def is_int(self) -> bool:
         """Whether Triton calls it an integer, which includes booleans."""
@@ -89,26 +92,10 @@ class Kind:
         """Whether it is IEEE single precision."""
         return self.name == "fp32"
 
-    @cached_property
-    def table(self) -> NDArray[np.float32]:
-        """The value of every code of an 8-bit float."""
-        return _decode_table(self)
 
-    @cached_property
-    def largest(self) -> float:
-        """The largest finite value of an 8-bit float."""
-        return float(np.nanmax(np.where(np.isinf(self.table), np.nan, self.table)))
-
-    @cached_property
-    def _midpoints(self) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-        """Finite non-negative values in order, as (boundary to the next, code)."""
-        codes = np.arange(128, dtype=np.uint8)
-        finite = codes[np.isfinite(self.table[:128])]
-        values = self.table[finite].astype(np.float64)
-        return (values[:-1] + values[1:]) / 2, finite
-
-
-def _decode_table(kind: Kind) -> NDArray[np.float32]:
+@cache
+def table_of(kind: Kind) -> NDArray[np.float32]:
+    """Compute the value of every code of an 8-bit float."""
     assert kind.small is not None
     exponent_bits, mantissa_bits, bias, variant = kind.small
     codes = np.arange(256)
@@ -131,6 +118,21 @@ def _decode_table(kind: Kind) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
+def largest(kind: Kind) -> float:
+    """Compute the largest finite value of an 8-bit float."""
+    values = table_of(kind)
+    return float(values[np.isfinite(values)].max())
+
+
+@cache
+def _midpoints(kind: Kind) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """Compute the boundaries between neighbouring finite values from 0 up, and the codes of the values."""
+    codes = np.arange(128, dtype=np.uint8)
+    finite = codes[np.isfinite(table_of(kind)[:128])]
+    values = table_of(kind)[finite].astype(np.float64)
+    return (values[:-1] + values[1:]) / 2, finite
+
+
 def _integer(name: str, bits: int, signed: bool) -> Kind:
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     register = np.dtype(np.uint64 if bits == 64 and not signed else np.int64)
@@ -141,12 +143,10 @@ def _integer(name: str, bits: int, signed: bool) -> Kind:
 
 def _floating(name: str, bits: int, storage: str, small: tuple[int, int, int, str] | None = None) -> Kind:
     register = np.dtype(np.float64 if bits == 64 else np.float32)
-    return Kind(name=name, bits=bits, family="float", storage=np.dtype(storage), register=register, small=small)
+    return Kind(name=name, bits=bits, family="float", storage=np.dtype(storage), register=register, is_float=True, small=small)
 
 
-BOOL = Kind(
-    name="int1", bits=1, family="bool", storage=np.dtype(np.uint8), register=np.dtype(np.bool_), lowest=0, highest=1
-)
+BOOL = Kind(name="int1", bits=1, family="bool", storage=np.dtype(np.uint8), register=np.dtype(np.bool_), lowest=0, highest=1)
 INT8, INT16, INT32, INT64 = (_integer(f"int{bits}", bits, True) for bits in (8, 16, 32, 64))
 UINT8, UINT16, UINT32, UINT64 = (_integer(f"uint{bits}", bits, False) for bits in (8, 16, 32, 64))
 BF16 = _floating("bf16", 16, "u2")
@@ -171,7 +171,7 @@ BY_NAME: Mapping[str, Kind] = {
 def decode(codes: Array, kind: Kind) -> Array:
     """Turn stored codes of a format into register values, exactly."""
     if kind.small is not None:
-        return kind.table[codes]
+        return table_of(kind)[codes]
     if kind is BF16:
         wide = codes.astype(np.uint32)
         wide <<= 16
@@ -184,7 +184,7 @@ def decode_into(codes: Array, kind: Kind, destination: Array) -> None:
     if kind is BF16:
         np.left_shift(codes, 16, out=destination.view(np.uint32), dtype=np.uint32)
     elif kind.small is not None:
-        destination[...] = kind.table[codes]
+        destination[...] = table_of(kind)[codes]
     else:
         destination[...] = codes
 
@@ -211,7 +211,7 @@ def round_to(values: Array, kind: Kind) -> Array:
         return _bits_to_bf16(np.asarray(values, np.float32)).view(np.float32)
     if kind is FP16:
         return np.asarray(values).astype(np.float16).astype(np.float32)
-    return kind.table[encode(values, kind)]
+    return table_of(kind)[encode(values, kind)]
 
 
 def _odd_to_fp32(values: Array) -> Array:
@@ -241,7 +241,7 @@ def _bits_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 def _encode_small(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
     assert kind.small is not None
-    boundaries, codes = kind._midpoints
+    boundaries, codes = _midpoints(kind)
     size = np.abs(values).astype(np.float64)
     below = np.searchsorted(boundaries, size, side="left")
     # A value on a boundary is a tie: it goes to the even code of its two neighbours.
@@ -252,12 +252,12 @@ def _encode_small(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
     variant = kind.small[3]
     if variant == "fnuz":
         negative &= out != 0
-    out = out | (negative.astype(np.uint8) << 7)
+    out |= negative.astype(np.uint8) << np.uint8(7)
     nan = {"ieee": 0x7F, "fn": 0x7F, "fnuz": 0x80}[variant]
     return np.where(np.isnan(values), np.uint8(nan), out).astype(np.uint8)
 
 
 def overflows(values: Array, kind: Kind) -> NDArray[np.bool_]:
     """Tell which values an 8-bit float cannot hold, where targets differ in what they answer (saturate, NaN, infinity)."""
-    step = float(np.diff(kind._midpoints[0])[-1])
-    return np.abs(values) >= kind.largest + step / 2
+    step = float(np.diff(_midpoints(kind)[0])[-1])
+    return np.abs(values) >= largest(kind) + step / 2

@@ -34,6 +34,18 @@ _ABSENT = object()
 _active = False
 
 
+def why_not() -> str | None:
+    """Say why the interpreter cannot be mended here, or None."""
+    import triton
+
+    if not triton.__version__.startswith(TRITON_RELEASE + "."):
+        return (
+            f"the interpreter's mends are written for Triton {TRITON_RELEASE}, and this is Triton {triton.__version__}: "
+            f"install {TRITON_RELEASE}, or run on a GPU"
+        )
+    return None
+
+
 @contextmanager
 def mended(*, undefined: str = "zero", reverse: bool = False) -> Iterator[None]:
     """Mend the interpreter within the context.
@@ -52,14 +64,12 @@ def mended(*, undefined: str = "zero", reverse: bool = False) -> Iterator[None]:
         raise ValueError(f"undefined must be one of {', '.join(UNDEFINED)}, not {undefined!r}")
     if _active:
         raise RuntimeError("the interpreter is mended already: enter the context once, around all launches")
-    import triton
-    import triton.experimental.gluon
+    reason = why_not()
+    if reason is not None:
+        raise RuntimeError(reason)
+    # Triton imports this at the first launch, and it must find the language as it is.
+    import triton.experimental.gluon  # noqa: F401
 
-    if not triton.__version__.startswith(TRITON_RELEASE + "."):
-        raise RuntimeError(
-            f"the interpreter's mends are written for Triton {TRITON_RELEASE}, and this is Triton "
-            f"{triton.__version__}: install {TRITON_RELEASE}, or run on a GPU"
-        )
     scope = _Scope()
     _active = True
     try:
@@ -104,7 +114,10 @@ def _mend(scope: _Scope, undefined: str, reverse: bool) -> None:
     import triton.runtime.interpreter as source
 
     from harness.emulation.interpreter_mends import builder_mends, module_mends, reduction_mends
+    from harness.emulation.interpreter_types import shared_types
 
+    for owner, name, value in shared_types():
+        scope.set(owner, name, value)
     launch = _Launch(scope, source, reverse)
     for name, method in builder_mends(source, launch, poison=undefined == "poison").items():
         scope.set(source.InterpreterBuilder, name, method)

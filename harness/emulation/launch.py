@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from harness.emulation.findings import EmulationFault, Where, fail, finding, site_of
-from harness.emulation.formats import BOOL, FP32, INT32, INT64, UINT64, BY_NAME, Kind
+from harness.emulation.formats import BOOL, BY_NAME, FP32, INT32, INT64, UINT64
 from harness.emulation.memory import Allocation, Pointer
-from harness.emulation.names import kind_of, meaning
+from harness.emulation.names import meaning, plain
 from harness.emulation.program import now
 from harness.emulation.promotion import constant
 from harness.emulation.shared import Copies
@@ -32,17 +32,17 @@ _ANNOTATED = {
     "i1": "int1", "u1": "int1", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16",
     "u32": "uint32", "u64": "uint64", "fp16": "fp16", "bf16": "bf16", "fp32": "fp32", "f32": "fp32", "fp64": "fp64",
 }  # fmt: skip
-_KERNELS: dict[int, tuple[Any, Any, Kernel]] = {}
+_KERNELS: dict[tuple[int, bool], tuple[Any, Any, Kernel]] = {}
 
 
-def kernel_of(jit: Any) -> Kernel:
-    """Rewrite a jit function's source, once."""
+def kernel_of(jit: Any, called: bool = False) -> Kernel:
+    """Rewrite a jit function's source, once as a kernel and once as a function that a kernel calls."""
     source = getattr(jit, "src", None)
-    known = _KERNELS.get(id(jit))
+    known = _KERNELS.get((id(jit), called))
     if known is not None and known[0] is jit and known[1] is source:
         return known[2]
-    made = Kernel(jit, lambda other: _Other(other))
-    _KERNELS[id(jit)] = (jit, source, made)
+    made = Kernel(jit, _Other, remember=not called)
+    _KERNELS[id(jit), called] = (jit, source, made)
     return made
 
 
@@ -57,9 +57,7 @@ class _Other:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if self._function is None:
-            made = kernel_of(self._jit)
-            self._function = made.function
-            self._memo = made.memo
+            self._function = kernel_of(self._jit, called=True).function
         return self._function(*arguments, **named)
 
 
@@ -89,14 +87,13 @@ class Launcher:
         values, bound, options = self._bind(jit, kernel.name, arguments, named)
         now.warps = int(options.get("num_warps", 4))
         shape = grid(bound) if callable(grid) else grid
-        sizes = tuple(int(item) for item in shape) + (1, 1, 1)
+        sizes = (*(int(item) for item in shape), 1, 1, 1)
         self._launched(kernel.name, sizes[0] * sizes[1] * sizes[2])
         self._run_programs(kernel, values, sizes[:3])  # type: ignore[arg-type]
 
     def _run_programs(self, kernel: Kernel, values: list[Any], grid: tuple[int, int, int]) -> None:
         function, copies = kernel.function, self.copies
-        for _, _, known in list(_KERNELS.values()):
-            known.memo.clear()
+        kernel.memo.clear()
         total = grid[0] * grid[1] * grid[2]
         numbers = range(total - 1, -1, -1) if self.reverse else range(total)
         now.grid = grid
@@ -148,7 +145,7 @@ class Launcher:
 
     def _argument(self, parameter: Any, value: Any) -> Any:
         if parameter.is_constexpr:
-            return plain(value)
+            return plain(value, _Other)
         if isinstance(value, torch.Tensor):
             memory = Allocation(parameter.name, value)
             self._allocated(memory)
@@ -181,18 +178,3 @@ def _number(parameter: Any, value: Any) -> Any:
     if not known:
         fail("launch-error", f"argument {parameter.name} is a {type(value).__name__}, which Triton does not take")
     return made
-
-
-def plain(value: Any) -> Any:
-    """Take the value of a constexpr argument: types become kinds, jit functions callables."""
-    if isinstance(value, (bool, int, float, str)) or value is None:
-        return value
-    if isinstance(value, torch.dtype):
-        return value
-    kind: Kind | None = kind_of(value)
-    if kind is not None:
-        return kind
-    if isinstance(value, (tuple, list)):
-        return tuple(plain(item) for item in value)
-    known, made = meaning(value, _Other)
-    return made if known else value

@@ -14,39 +14,39 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from harness.emulation import cdna4, operations
+from harness.emulation import access, cdna4, creation, elements, reductions, shapes
 from harness.emulation.formats import BY_NAME, Kind
 
 _SHARED: Mapping[str, Any] = {
-    "program_id": operations.program_id, "num_programs": operations.num_programs,
-    "arange": operations.arange, "full": operations.full, "zeros": operations.zeros,
-    "full_like": operations.full_like, "zeros_like": operations.zeros_like, "to_tensor": operations.to_tensor,
-    "where": operations.where, "maximum": operations.maximum, "minimum": operations.minimum, "clamp": operations.clamp,
-    "cast": operations.cast, "cdiv": operations.cdiv,
-    "exp": operations.exp, "exp2": operations.exp2, "log": operations.log, "log2": operations.log2,
-    "sqrt": operations.sqrt, "sqrt_rn": operations.sqrt_rn, "rsqrt": operations.rsqrt, "sin": operations.sin,
-    "cos": operations.cos, "floor": operations.floor, "ceil": operations.ceil, "abs": operations.absolute,
-    "fma": operations.fma, "fdiv": operations.fdiv, "div_rn": operations.fdiv, "umulhi": operations.umulhi,
-    "sigmoid": operations.sigmoid,
-    "expand_dims": operations.expand_dims, "reshape": operations.reshape, "permute": operations.permute,
-    "trans": operations.trans, "ravel": operations.ravel, "broadcast_to": operations.broadcast_to,
-    "broadcast": operations.broadcast_pair, "join": operations.join, "split": operations.split,
-    "gather": operations.gather,
-    "max": operations.reduce_max, "min": operations.reduce_min, "sum": operations.reduce_sum,
-    "argmax": operations.argmax, "argmin": operations.argmin, "xor_sum": operations.xor_sum,
-    "reduce_or": operations.reduce_or, "cumsum": operations.cumsum,
-    "load": operations.load, "store": operations.store, "atomic_add": operations.atomic_add,
-    "atomic_max": operations.atomic_max, "atomic_min": operations.atomic_min, "atomic_xchg": operations.atomic_xchg,
-    "static_assert": operations.static_assert, "device_assert": operations.device_assert, "assume": operations.assume,
-    "static_print": operations.nothing, "device_print": operations.device_print,
-    "multiple_of": operations.same, "max_contiguous": operations.same, "max_constancy": operations.same,
-    "debug_barrier": operations.nothing, "barrier": operations.nothing, "thread_barrier": operations.nothing,
-    "dot": operations.dot,
+    "program_id": creation.program_id, "num_programs": creation.num_programs,
+    "arange": creation.arange, "full": creation.full, "zeros": creation.zeros,
+    "full_like": creation.full_like, "zeros_like": creation.zeros_like, "to_tensor": creation.to_tensor,
+    "where": elements.where, "maximum": elements.maximum, "minimum": elements.minimum, "clamp": elements.clamp,
+    "cast": elements.cast, "cdiv": elements.cdiv,
+    "exp": elements.exp, "exp2": elements.exp2, "log": elements.log, "log2": elements.log2,
+    "sqrt": elements.sqrt, "sqrt_rn": elements.sqrt_rn, "rsqrt": elements.rsqrt, "sin": elements.sin,
+    "cos": elements.cos, "floor": elements.floor, "ceil": elements.ceil, "abs": elements.absolute,
+    "fma": elements.fma, "fdiv": elements.fdiv, "div_rn": elements.fdiv, "umulhi": elements.umulhi,
+    "sigmoid": elements.sigmoid,
+    "expand_dims": shapes.expand_dims, "reshape": shapes.reshape, "permute": shapes.permute,
+    "trans": shapes.trans, "ravel": shapes.ravel, "broadcast_to": shapes.broadcast_to,
+    "broadcast": shapes.broadcast_pair, "join": shapes.join, "split": shapes.split,
+    "gather": shapes.gather,
+    "max": reductions.reduce_max, "min": reductions.reduce_min, "sum": reductions.reduce_sum,
+    "argmax": reductions.argmax, "argmin": reductions.argmin, "xor_sum": reductions.xor_sum,
+    "reduce_or": reductions.reduce_or, "cumsum": reductions.cumsum,
+    "load": access.load, "store": access.store, "atomic_add": access.atomic_add,
+    "atomic_max": access.atomic_max, "atomic_min": access.atomic_min, "atomic_xchg": access.atomic_xchg,
+    "static_assert": creation.static_assert, "device_assert": creation.device_assert, "assume": creation.assume,
+    "static_print": creation.nothing, "device_print": creation.device_print,
+    "multiple_of": creation.same, "max_contiguous": creation.same, "max_constancy": creation.same,
+    "debug_barrier": creation.nothing, "barrier": creation.nothing, "thread_barrier": creation.nothing,
+    "dot": reductions.dot,
 }  # fmt: skip
 _GLUON: Mapping[str, Any] = {
-    "convert_layout": operations.convert_layout, "set_auto_layout": operations.convert_layout,
-    "allocate_shared_memory": operations.allocate_shared_memory, "num_warps": operations.num_warps,
-    "dot_fma": operations.dot_fma,
+    "convert_layout": shapes.convert_layout, "set_auto_layout": shapes.convert_layout,
+    "allocate_shared_memory": access.allocate_shared_memory, "num_warps": creation.num_warps,
+    "dot_fma": reductions.dot_fma,
 }  # fmt: skip
 _CDNA: Mapping[str, Any] = {
     "buffer_load": cdna4.buffer_load, "buffer_store": cdna4.buffer_store, "mfma": cdna4.mfma,
@@ -66,12 +66,12 @@ _MODULES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     f"{_GL}.amd.cdna3": (_CDNA,),
     f"{_GL}.amd.cdna4": (_CDNA,),
     f"{_GL}.amd.cdna4.async_copy": (_ASYNC,),
-    f"{_GL}.amd.hint": ({"sched_barrier": operations.nothing},),
+    f"{_GL}.amd.hint": ({"sched_barrier": creation.nothing},),
 }
 #: Python's own names that Triton lets a kernel use, and what they mean there.
 BUILTINS: Mapping[str, Any] = {
-    "range": range, "float": float, "int": int, "bool": bool, "len": len, "min": min, "max": max, "abs": operations.absolute,
-    "print": operations.device_print, "isinstance": isinstance, "hasattr": hasattr, "getattr": getattr,
+    "range": range, "float": float, "int": int, "bool": bool, "len": len, "min": min, "max": max, "abs": elements.absolute,
+    "print": creation.device_print, "isinstance": isinstance, "hasattr": hasattr, "getattr": getattr,
     "True": True, "False": False, "None": None, "tuple": tuple, "list": list,
 }  # fmt: skip
 
@@ -166,3 +166,13 @@ def meaning(value: Any, jit: Callable[[Any], Any]) -> tuple[bool, Any]:
     if getattr(value, "__name__", "") == "with_identity_for":
         return True, value
     return False, None
+
+
+def plain(value: Any, jit: Callable[[Any], Any]) -> Any:
+    """Take the value of a constexpr: types become kinds, jit functions callables."""
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple(plain(item, jit) for item in value)
+    known, made = meaning(value, jit)
+    return made if known else value

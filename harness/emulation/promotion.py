@@ -17,7 +17,20 @@ import numpy as np
 
 from harness.emulation.findings import fail
 from harness.emulation.formats import (
-    BF16, BOOL, FP16, FP32, FP64, INT32, INT64, UINT32, UINT64, Array, Kind, overflows, round_to,
+    BF16,
+    BOOL,
+    FP16,
+    FP32,
+    FP64,
+    INT32,
+    INT64,
+    UINT32,
+    UINT64,
+    Array,
+    Kind,
+    largest,
+    overflows,
+    round_to,
 )  # fmt: skip
 
 _RANK = {"bool": 0, "int": 1, "uint": 1, "float": 2}
@@ -110,7 +123,7 @@ def convert(value: Any, source: Kind, target: Kind) -> Any:
         if target.is_fp8() and overflows(wide, target).any():
             fail(
                 "unmodelled",
-                f"a cast to {target} of a value beyond {target.largest}: targets differ (saturation, NaN, infinity)",
+                f"a cast to {target} of a value beyond {largest(target)}: targets differ (saturation, NaN, infinity)",
                 np.abs(wide).max(),
             )
         result = round_to(wide, target)

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from harness.emulation.findings import fail
 from harness.emulation.formats import Array
 from harness.emulation.memory import Allocation
+from harness.emulation.threads import one_thread
 
 #: Targets whose names have a meaning.
 TARGETS = ("gfx950",)
@@ -40,7 +41,7 @@ class _Poisoning(TorchFunctionMode):
         if func in _UNINITIALISED and isinstance(made, torch.Tensor) and made.device.type == "cpu":
             storage = made.untyped_storage()
             if storage.nbytes():
-                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(POISON_BYTE)  # type: ignore[call-overload]
+                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(POISON_BYTE)
         return made
 
 
@@ -132,7 +133,7 @@ def emulate(*, target: str = "gfx950", copies: str = "early", order: str = "forw
     try:
         for owner, name, made in places:
             setattr(owner, name, made)
-        with _Poisoning():
+        with _Poisoning(), one_thread():
             yield session
     finally:
         for owner, name, kept in before:

@@ -4,30 +4,33 @@
 2. A copy has two legal extremes. Early: the data lands when it is issued. Late: it lands in the wait that retires its
    group, and is read from global memory then. Everything a GPU may do lies between.
 3. ``wait_group(n)`` retires the oldest groups until n are left; with n = 0 also what was never committed.
-4. A load that overlaps a copy in flight is noted: where the extremes differ, that is where the race is.
-5. A register owns its values: a later write to LDS does not change what was loaded.
+4. A masked lane of a buffer copy becomes zero when the copy lands; of a global copy it stays as it was. Where ``other`` is
+   given, it is stored at once, beside the copy.
+5. A load that overlaps a copy in flight is noted: where the extremes differ, that is where the race is.
+6. A register owns its values: a later write to LDS does not change what was loaded.
 
-Source: ``triton.experimental.gluon.language.amd.cdna4.async_copy`` (Triton 3.9); CDNA4 ISA, s_waitcnt vmcnt in order.
+Source: ``triton.experimental.gluon.language.amd.cdna4.async_copy`` (Triton 3.9) and the gfx950 code that Triton makes of it;
+CDNA4 ISA, s_waitcnt vmcnt in order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
 
 from harness.emulation.findings import fail, site
-from harness.emulation.formats import BOOL, Array, Kind, decode_into
-from harness.emulation.memory import Place, read, read_codes
+from harness.emulation.formats import BOOL, Array, Kind, decode, decode_into
+from harness.emulation.lanes import Place, read, read_codes
 from harness.emulation.tensor import Shape, Tensor, Type
 
 #: Poison of integers: as a page number or an offset it lies outside everything.
 INTEGER_POISON = -0x5A5A5A5B
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """An asynchronous copy that has been issued and has not landed."""
 
@@ -35,31 +38,41 @@ class Copy:
     region: Array
     #: What it reads.
     place: Place
-    #: Register value of masked lanes.
-    other: Any
+    #: What masked lanes become: None leaves them as they are.
+    fill: float | None
     #: Kernel line of the copy.
     line: int
 
 
-@dataclass(slots=True)
 class Copies:
     """The asynchronous copies of one program."""
 
-    #: Whether data lands as late as allowed.
-    late: bool
-    #: Committed groups, oldest first.
-    groups: list[list[Copy]] = field(default_factory=list)
-    #: Issued and not committed.
-    open: list[Copy] = field(default_factory=list)
-    #: Pairs (line of a load, line of a copy in flight into what it loads), over all programs.
-    overlaps: set[tuple[str, int, int]] = field(default_factory=set)
+    def __init__(self, late: bool) -> None:
+        #: Whether data lands as late as allowed.
+        self.late = late
+        #: Committed groups, oldest first.
+        self.groups: list[list[Copy]] = []
+        #: Issued and not committed.
+        self.open: list[Copy] = []
+        #: (file, line of a load, line of a copy in flight into what it loads), over all programs.
+        self.overlaps: set[tuple[str, int, int]] = set()
 
-    def issue(self, region: Array, place: Place, other: Any) -> None:
-        """Issue a copy."""
+    def issue(self, region: Array, place: Place, fill: float | None, other: Any = None) -> None:
+        """Issue a copy.
+
+        Args:
+            region: where in LDS it goes.
+            place: what it reads.
+            fill: what the copy itself writes for masked lanes; None if nothing.
+            other: what is stored for masked lanes beside the copy, at once; None if nothing.
+        """
+        if other is not None and place.active is not None:
+            _fill(region, place, other)
+            fill = None
         if not self.late:
-            land(region, place, other)
-            return
-        self.open.append(Copy(region=region, place=place, other=other, line=site()[1]))
+            land(region, place, fill)
+        else:
+            self.open.append(Copy(region=region, place=place, fill=fill, line=site()[1]))
 
     def commit(self) -> None:
         """Close a group."""
@@ -75,7 +88,7 @@ class Copies:
             self.open = []
         for group in retired:
             for copy in group:
-                land(copy.region, copy.place, copy.other)
+                land(copy.region, copy.place, copy.fill)
 
     def note_load(self, region: Array) -> None:
         """Note copies in flight into a region that is being loaded."""
@@ -91,12 +104,28 @@ class Copies:
         self.open.clear()
 
 
-def land(region: Array, place: Place, other: Any) -> None:
+def land(region: Array, place: Place, fill: float | None) -> None:
     """Put the data of a copy into LDS."""
-    if place.axis is not None and place.active is None and place.index.size:
-        decode_into(read_codes(place), place.memory.kind, region.T if place.axis == 1 else region)
-    else:
-        region[...] = read(place, other)
+    kind, active = place.memory.kind, place.active
+    rows = region.T if place.axis == 1 else region
+    if active is None:
+        if place.axis is not None:
+            decode_into(read_codes(place), kind, rows)
+        else:
+            region[...] = read(place, 0)
+        return
+    if active.any():
+        rows[active] = decode(read_codes(place), kind)
+    if fill is not None:
+        rows[~active] = fill
+
+
+def _fill(region: Array, place: Place, other: Any) -> None:
+    """Store what masked lanes become."""
+    assert place.active is not None
+    rows = region.T if place.axis == 1 else region
+    values = np.broadcast_to(np.asarray(other), place.shape)
+    rows[~place.active] = (values.T if place.axis == 1 else values)[~place.active]
 
 
 class Lds:

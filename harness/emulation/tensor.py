@@ -1,29 +1,28 @@
 """Tensors of a kernel: values in registers, with Triton's types.
 
-1. An integer sum, difference or product that leaves its signed type stops the kernel; unsigned ones wrap, as defined.
+1. What has no dimensions is a Python int, bool or numpy float: most of a kernel's arithmetic is on such, and it is fast.
 2. A sum of a row and a column of integers stays a sum until someone needs the elements: offsets of whole tiles cost what
    their edges cost. Its bounds are exact, for every combination of its terms occurs.
-3. Integer division and remainder truncate; floats are rounded to their format after every operation.
-4. Layouts do not change values. They are carried so that a kernel can ask for them.
+3. Layouts do not change values. They are carried so that a kernel can ask for them.
 
-Source: ``triton.language.semantic`` of Triton 3.9; C's integer division; IEEE 754.
+Source: ``triton.language.core.tensor`` of Triton 3.9.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from harness.emulation.findings import fail
-from harness.emulation.formats import BOOL, FP32, FP64, INT32, INT64, Array, Kind, round_to
-from harness.emulation.promotion import constant, convert, kind_of_number, promote, promote_number
+from harness.emulation.formats import INT32, INT64, Array, Kind, decode, encode
+from harness.emulation.promotion import constant, convert, kind_of_number
 
 Span = tuple[int, int]
 Shape = tuple[int, ...]
-_NUMBERS = (bool, int, float)
+#: Python's numbers that a kernel may hold: constants.
+NUMBERS = (bool, int, float)
 
 
 class Type:
@@ -91,107 +90,13 @@ class Tensor:
             self.span = (int(value.min()), int(value.max())) if isinstance(value, np.ndarray) else (int(value), int(value))
         return self.span
 
-    # Arithmetic
+    if TYPE_CHECKING:  # The operators are in ``arithmetic``, which puts them here.
 
-    def __add__(self, other: Any) -> Any:
-        return _arithmetic(self, other, operator.add, False)
-
-    def __radd__(self, other: Any) -> Any:
-        return _arithmetic(self, other, operator.add, True)
-
-    def __sub__(self, other: Any) -> Any:
-        return _arithmetic(self, other, operator.sub, False)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _arithmetic(self, other, operator.sub, True)
-
-    def __mul__(self, other: Any) -> Any:
-        return _arithmetic(self, other, operator.mul, False)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _arithmetic(self, other, operator.mul, True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _divide(self, other, False)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _divide(self, other, True)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return _integer_division(self, other, False, "//")
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return _integer_division(self, other, True, "//")
-
-    def __mod__(self, other: Any) -> Any:
-        return _integer_division(self, other, False, "%")
-
-    def __rmod__(self, other: Any) -> Any:
-        return _integer_division(self, other, True, "%")
-
-    def __neg__(self) -> Any:
-        if self.kind.is_float:
-            return Tensor(self.kind, -self.value, layout=self.layout)
-        return _arithmetic(self, 0, operator.sub, True)
-
-    def __pos__(self) -> Any:
-        return self
-
-    # Bits
-
-    def __and__(self, other: Any) -> Any:
-        return _bitwise(self, other, operator.and_, False)
-
-    __rand__ = __and__
-
-    def __or__(self, other: Any) -> Any:
-        return _bitwise(self, other, operator.or_, False)
-
-    __ror__ = __or__
-
-    def __xor__(self, other: Any) -> Any:
-        return _bitwise(self, other, operator.xor, False)
-
-    __rxor__ = __xor__
-
-    def __lshift__(self, other: Any) -> Any:
-        return _bitwise(self, other, operator.lshift, False)
-
-    def __rlshift__(self, other: Any) -> Any:
-        return _bitwise(self, other, operator.lshift, True)
-
-    def __rshift__(self, other: Any) -> Any:
-        return _bitwise(self, other, operator.rshift, False)
-
-    def __rrshift__(self, other: Any) -> Any:
-        return _bitwise(self, other, operator.rshift, True)
-
-    def __invert__(self) -> Any:
-        if self.kind.is_float:
-            fail("type-error", f"~ of {self.kind}")
-        if self.kind is BOOL:
-            return Tensor(BOOL, not self.value if isinstance(self.value, bool) else ~self.value, layout=self.layout)
-        return _bitwise(self, -1 if self.kind.family == "int" else self.kind.highest, operator.xor, False)
-
-    # Comparison
-
-    def __lt__(self, other: Any) -> Any:
-        return _compare(self, other, operator.lt)
-
-    def __le__(self, other: Any) -> Any:
-        return _compare(self, other, operator.le)
-
-    def __gt__(self, other: Any) -> Any:
-        return _compare(self, other, operator.gt)
-
-    def __ge__(self, other: Any) -> Any:
-        return _compare(self, other, operator.ge)
-
-    def __eq__(self, other: object) -> Any:
-        return _compare(self, other, operator.eq)
-
-    def __ne__(self, other: object) -> Any:
-        return _compare(self, other, operator.ne)
+        def __add__(self, other: Any) -> Any: ...
+        def __sub__(self, other: Any) -> Any: ...
+        def __and__(self, other: Any) -> Any: ...
+        def __or__(self, other: Any) -> Any: ...
+        def __invert__(self) -> Any: ...
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -238,7 +143,7 @@ class Tensor:
         return self.permute(*order) if order else self.permute(tuple(reversed(range(len(self.shape)))))
 
     @property
-    def T(self) -> Any:  # noqa: N802 - Triton's name
+    def T(self) -> Any:
         """Its transpose."""
         return self.trans()
 
@@ -285,7 +190,7 @@ class OuterSum(Tensor):
         return np.broadcast_shapes(*(term.shape for term in self.terms))
 
     @property
-    def value(self) -> Array:  # type: ignore[override]
+    def value(self) -> Array:
         """Its elements."""
         if self._whole is None:
             whole = self.terms[0]
@@ -304,7 +209,7 @@ class OuterSum(Tensor):
 
 def tensor(value: Any) -> Tensor:
     """Make a constant a tensor; a tensor stays itself."""
-    if isinstance(value, _NUMBERS):
+    if isinstance(value, NUMBERS):
         kind = kind_of_number(value)
         return Tensor(kind, constant(value, kind))
     if isinstance(value, Tensor):
@@ -312,218 +217,8 @@ def tensor(value: Any) -> Tensor:
     fail("type-error", f"{value!r} is no tensor and no number")
 
 
-def operands(a: Any, b: Any, division: bool = False) -> tuple[Tensor, Tensor]:
-    """Bring two operands to the type in which Triton combines them."""
-    if isinstance(a, Tensor):
-        if isinstance(b, Tensor):
-            if a.kind is b.kind and not (division and a.kind.is_float):
-                return a, b
-            kind = promote(a.kind, b.kind, division)
-            return a.cast(kind), b.cast(kind)
-        if isinstance(b, _NUMBERS):
-            kind = promote_number(a.kind, kind_of_number(b), division)
-            return a.cast(kind), Tensor(kind, constant(b, kind))
-    elif isinstance(b, Tensor) and isinstance(a, _NUMBERS):
-        kind = promote_number(b.kind, kind_of_number(a), division)
-        return Tensor(kind, constant(a, kind)), b.cast(kind)
-    elif isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
-        kind = promote(kind_of_number(a), kind_of_number(b), division)
-        return Tensor(kind, constant(a, kind)), Tensor(kind, constant(b, kind))
-    fail("type-error", f"Triton cannot combine {a!r} and {b!r}")
-
-
-def rounded(kind: Kind, value: Any, layout: object) -> Tensor:
-    """Make the result of an operation in fp32 or fp64 a value of its format."""
-    if kind is not FP32 and kind is not FP64:
-        if kind.is_fp8():
-            fail("unmodelled", f"arithmetic in {kind}")
-        result = round_to(np.atleast_1d(np.asarray(value)), kind)
-        value = result.reshape(np.shape(value)) if np.ndim(value) else result[0]
-    return Tensor(kind, value, None, layout)
-
-
-def _arithmetic(a: Any, b: Any, op: Callable[[Any, Any], Any], swapped: bool) -> Any:
-    if not isinstance(b, (Tensor, bool, int, float)):
-        return NotImplemented
-    x, y = operands(a, b)
-    if swapped:
-        x, y = y, x
-    kind = x.kind
-    layout = a.layout if a.layout is not None else getattr(b, "layout", None)
-    if kind.is_float:
-        return rounded(kind, op(x.value, y.value), layout)
-    if kind is BOOL:
-        fail("unmodelled", f"{op.__name__} of booleans")
-    if type(x) is Tensor and type(y) is Tensor and type(x.value) is int and type(y.value) is int:
-        return Tensor(kind, _checked(kind, op(x.value, y.value), op, x.value, y.value), None, layout)
-    return _integers(kind, x, y, op, layout)
-
-
-def _checked(kind: Kind, exact: int, op: Callable[[Any, Any], Any], x: int, y: int) -> int:
-    if kind.lowest <= exact <= kind.highest:
-        return exact
-    if kind.family == "uint":
-        return exact & kind.highest
-    fail("int-overflow", f"{x} {_SIGNS[op]} {y} leaves {kind}", exact)
-
-
-_SIGNS: dict[Any, str] = {operator.add: "+", operator.sub: "-", operator.mul: "*"}
-
-
-def _integers(kind: Kind, x: Tensor, y: Tensor, op: Callable[[Any, Any], Any], layout: object) -> Tensor:
-    (a, b), (c, d) = x.bounds(), y.bounds()
-    if op is operator.add:
-        span = (a + c, b + d)
-    elif op is operator.sub:
-        span = (a - d, b - c)
-    else:
-        products = (a * c, a * d, b * c, b * d)
-        span = (min(products), max(products))
-    if not (kind.lowest <= span[0] and span[1] <= kind.highest):
-        return _wide(kind, x, y, op, layout)
-    if op is not operator.mul:
-        lazy = _outer(kind, x, y, op, span, layout)
-        if lazy is not None:
-            return lazy
-    return Tensor(kind, op(x.value, y.value), span, layout)
-
-
-def _outer(kind: Kind, x: Tensor, y: Tensor, op: Callable[[Any, Any], Any], span: Span, layout: object) -> Tensor | None:
-    """Keep a sum along different axes as a sum, or return None where it is an ordinary one."""
-    if kind.register != np.int64:
-        return None
-    left = x.terms if isinstance(x, OuterSum) else [x.value]
-    right = y.terms if isinstance(y, OuterSum) else [y.value]
-    if isinstance(x, OuterSum) or isinstance(y, OuterSum):
-        if op is operator.sub:
-            right = [-term for term in right]
-        terms = [term for term in left if isinstance(term, np.ndarray)]
-        if len(terms) < len(left):
-            terms, right, left = right, left, terms
-            terms = list(terms)
-        for term in right:
-            if not isinstance(term, np.ndarray):
-                smallest = min(range(len(terms)), key=lambda index: terms[index].size)
-                terms[smallest] = terms[smallest] + term
-                continue
-            for index, known in enumerate(terms):
-                if known.shape == term.shape:
-                    terms[index] = known + term
-                    break
-            else:
-                if any(_share_an_axis(known, term) for known in terms):
-                    return None
-                terms.append(term)
-        return OuterSum(kind, terms, span, layout)
-    one, two = left[0], right[0]
-    if not isinstance(one, np.ndarray) or not isinstance(two, np.ndarray) or one.ndim < 2 or one.ndim != two.ndim:
-        return None
-    if _share_an_axis(one, two) or one.size == 1 or two.size == 1:
-        return None
-    return OuterSum(kind, [one, -two if op is operator.sub else two], span, layout)
-
-
-def _share_an_axis(one: Array, two: Array) -> bool:
-    return any(a != 1 and b != 1 for a, b in zip(one.shape, two.shape, strict=True))
-
-
-def _wide(kind: Kind, x: Tensor, y: Tensor, op: Callable[[Any, Any], Any], layout: object) -> Tensor:
-    """Compute where cheap bounds do not rule out an overflow, exactly."""
-    if kind.family == "uint":
-        value = op(np.asarray(x.value, kind.register), np.asarray(y.value, kind.register))
-        return Tensor(kind, value & kind.register.type(kind.highest), None, layout)
-    exact = op(np.asarray(x.value, object), np.asarray(y.value, object))
-    outside = (exact < kind.lowest) | (exact > kind.highest)
-    if outside.any():
-        lane = tuple(int(item) for item in np.argwhere(outside)[0])
-        one = np.broadcast_to(np.asarray(x.value, object), exact.shape)[lane]
-        two = np.broadcast_to(np.asarray(y.value, object), exact.shape)[lane]
-        count = int(outside.sum())
-        fail(
-            "int-overflow",
-            f"{one} {_SIGNS[op]} {two} leaves {kind} in lane {list(lane)}; {count} of {exact.size} lanes overflow",
-            exact[lane],
-        )
-    return Tensor(kind, exact.astype(kind.register), None, layout)
-
-
-def _divide(a: Tensor, b: Any, swapped: bool) -> Any:
-    if not isinstance(b, (Tensor, *_NUMBERS)):
-        return NotImplemented
-    x, y = operands(a, b, division=True)
-    if swapped:
-        x, y = y, x
-    if not x.kind.is_float:
-        x, y = x.cast(FP32), y.cast(FP32)
-    return Tensor(x.kind, np.divide(x.value, y.value), None, a.layout)
-
-
-def _integer_division(a: Tensor, b: Any, swapped: bool, sign: str) -> Any:
-    if not isinstance(b, (Tensor, *_NUMBERS)):
-        return NotImplemented
-    x, y = operands(a, b, division=True)
-    if swapped:
-        x, y = y, x
-    kind, layout = x.kind, a.layout
-    if kind.is_float:
-        if sign == "//":
-            fail("type-error", "Triton has no // of floats")
-        return Tensor(kind, np.fmod(x.value, y.value), None, layout)
-    if np.any(np.asarray(y.value) == 0):
-        fail("division-by-zero", f"{sign} by zero", 0)
-    if type(x.value) is int and type(y.value) is int:
-        size = abs(x.value) // abs(y.value)
-        quotient = size if (x.value < 0) == (y.value < 0) else -size
-        result = quotient if sign == "//" else x.value - quotient * y.value
-        return Tensor(kind, _checked(kind, result, operator.floordiv, x.value, y.value), None, layout)
-    one, two = np.asarray(x.value, kind.register), np.asarray(y.value, kind.register)
-    if x.bounds()[0] >= 0 and y.bounds()[0] > 0:
-        return Tensor(kind, one // two if sign == "//" else one % two, None, layout)
-    remainder = np.fmod(one, two)
-    return Tensor(kind, (one - remainder) // two if sign == "//" else remainder, None, layout)
-
-
-_SIGNS[operator.floordiv] = "//"
-
-
-def _bitwise(a: Tensor, b: Any, op: Callable[[Any, Any], Any], swapped: bool) -> Any:
-    if not isinstance(b, (Tensor, *_NUMBERS)):
-        return NotImplemented
-    x, y = operands(a, b)
-    if swapped:
-        x, y = y, x
-    kind = x.kind
-    if kind.is_float:
-        fail("type-error", f"{op.__name__} of {kind}")
-    if op in (operator.lshift, operator.rshift):
-        low, high = y.bounds()
-        if low < 0 or high >= kind.bits:
-            fail("unmodelled", f"a shift of {kind} by {low if low < 0 else high}: LLVM leaves the result undefined", high)
-        if op is operator.lshift:
-            value = op(np.asarray(x.value, kind.register), np.asarray(y.value, kind.register))
-            value = convert(value, INT64, kind) if kind.register == np.int64 and kind is not INT64 else value
-            return Tensor(kind, value if x.shape or y.shape else int(value), None, a.layout)
-    return Tensor(kind, op(x.value, y.value), None, a.layout)
-
-
-def _compare(a: Tensor, b: Any, op: Callable[[Any, Any], Any]) -> Any:
-    if b is None or isinstance(b, (str, Kind)):
-        if op is operator.eq:
-            return False
-        if op is operator.ne:
-            return True
-    if not isinstance(b, (Tensor, *_NUMBERS)):
-        return NotImplemented
-    x, y = operands(a, b)
-    value = op(x.value, y.value)
-    layout = a.layout if a.layout is not None else getattr(b, "layout", None)
-    return Tensor(BOOL, value if isinstance(value, np.ndarray) else bool(value), None, layout)
-
-
 def bit_cast(source: Tensor, kind: Kind) -> Tensor:
     """Read the bits of a tensor as another type of the same width."""
-    from harness.emulation.formats import decode, encode
-
     if source.kind.bits != kind.bits:
         fail("type-error", f"a bit cast of {source.kind} to {kind}: the widths differ")
     if source.kind is kind:

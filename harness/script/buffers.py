@@ -24,6 +24,8 @@ from references.formats import FORMATS, as_integers
 
 #: Columns of packed data.
 _COLUMNS = 116
+#: Characters of packed data beyond which the generator itself is packed instead: it takes about as many.
+PACKED_CHARACTERS = 24_000
 #: Families whose values ``RECIPE`` makes.
 RECIPES = ("gaussian",)
 
@@ -57,6 +59,32 @@ query = unpack(QUERY, QUERY_TYPE, B, S, H, D)
 rows = unpack(ROWS, CACHE_TYPE, sum(LENGTHS), D).split(LENGTHS)
 '''
 
+GENERATOR = '''\
+from harness.case import Case
+from harness.content import FAMILIES, PIECE, Aim, Request
+from references.formats import FORMATS, encode
+
+
+def generate():
+    """Make the query and the rows of each request with the gate's own generator of this family of content."""
+    case = Case.parse({case!r})
+    make_query, make_rows = FAMILIES[case.content]
+    queries, rows = [], []
+    for b in range(B):
+        slots = np.array([page * T + i for page in PAGES[b] for i in range(T)][:LENGTHS[b]], np.int64)
+        request = Request(case=case, index=b, slots=slots, aim=Aim.at(case))
+        queries.append(make_query(request))
+        parts = [(start, min(start + PIECE, LENGTHS[b])) for start in range(0, LENGTHS[b], PIECE)]
+        made = [make_rows(request, queries[b], start, stop) for start, stop in parts]
+        rows.append(np.concatenate(made) if made else np.zeros((0, D), np.float32))
+    def codes(values, name):
+        return encode(torch.from_numpy(np.ascontiguousarray(values)), FORMATS[name], saturate=True)
+    return codes(np.stack(queries), case.query_format), [codes(part, case.cache_format) for part in rows]
+
+
+query, rows = generate()
+'''
+
 POOL = '''\
 # Bits, not values: copying floating-point codes may change a NaN.
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -68,8 +96,9 @@ def bits(tensor):
 
 slots = [torch.tensor([page * T + i for page in pages for i in range(T)][:N], dtype=torch.int64)
          for pages, N in zip(PAGES, LENGTHS)]
-pool = torch.empty(POOL_ELEMENTS, dtype=CACHE_TYPE)
-bits(pool).fill_(POISON)  # all that the kernel must not use
+pool = torch.zeros(POOL_ELEMENTS, dtype=CACHE_TYPE)
+if POOL_ELEMENTS < 2**28:
+    bits(pool).fill_(POISON)  # all that the kernel must not use; of a larger pool, nothing: it stays mapped lazily
 cells = bits(pool).as_strided((POOL_PAGES, T, D), (PAGE_STRIDE, ROW_STRIDE, 1))
 for b in reversed(range(B)):  # the first request owns the pages that others share with it
     cells[slots[b] // T, slots[b] % T] = bits(rows[b])
@@ -86,6 +115,8 @@ class Buffers:
     data: str
     #: Lines that make ``pool`` and ``slots``.
     pool: str
+    #: Modules of ours that the lines import.
+    needs: tuple[str, ...] = ()
 
 
 def describe(inputs: Inputs) -> Buffers:
@@ -98,6 +129,9 @@ def describe(inputs: Inputs) -> Buffers:
             return Buffers(constants=constants, data=recipe, pool=POOL)
     query = _pack("QUERY", _bytes(inputs.query))
     rows = _pack("ROWS", b"".join(_bytes(part) for part in _rows(inputs)))
+    generator = GENERATOR.format(case=str(inputs.case))
+    if len(query) + len(rows) > PACKED_CHARACTERS and gives(constants + generator, inputs):
+        return Buffers(constants=constants, data=generator, pool=POOL, needs=("harness.content",))
     return Buffers(constants=constants, data=query + rows + PACKED, pool=POOL)
 
 
@@ -129,15 +163,17 @@ def _constants(inputs: Inputs) -> str:
     pages, row, page = cache.shape[0], cache.stride(1), cache.stride(0)
     tables = [_ids(table.tolist()) for table in place(case).tables]
     lines = [
-        f"B, S, H, L, R, T = {case.batch}, {case.query_tokens}, {case.heads}, {case.latent}, {case.rope}, {case.page_size}"
-        "  # requests, query tokens, heads, latent, rope, tokens a page",
+        "# Requests, query tokens, heads, latent, rope, tokens a page.",
+        f"B, S, H, L, R, T = {case.batch}, {case.query_tokens}, {case.heads}, {case.latent}, {case.rope}, {case.page_size}",
         "D = L + R",
-        f"LENGTHS = {list(case.lengths)}  # cached tokens of each request, the S new ones counted in",
-        f"PAGES = [{', '.join(tables)}]  # page ids of each request",
+        "# Cached tokens of each request, the S new ones counted in, and the ids of its pages.",
+        f"LENGTHS = {list(case.lengths)}",
+        f"PAGES = [{', '.join(tables)}]",
         f"SOFTMAX_SCALE, QUERY_SCALE, CACHE_SCALE = {case.softmax_scale!r}, {case.query_scale!r}, {case.cache_scale!r}",
         f"QUERY_TYPE, CACHE_TYPE = {FORMATS[case.query_format].storage}, {FORMATS[case.cache_format].storage}",
         f"SEED = {case.seed}",
-        f"POOL_PAGES, PAGE_STRIDE, ROW_STRIDE = {pages}, {page}, {row}  # strides in elements",
+        "# The pool of pages; strides in elements.",
+        f"POOL_PAGES, PAGE_STRIDE, ROW_STRIDE = {pages}, {page}, {row}",
         f"POOL_ELEMENTS = {pages * page}",
         f"POISON = {poison_of(inputs)}",
     ]
@@ -156,7 +192,7 @@ def _ids(ids: Sequence[int]) -> str:
 
 def _rows(inputs: Inputs) -> Iterator[Tensor]:
     size = inputs.case.page_size
-    for slots in inputs.slots.split(list(inputs.case.lengths)):
+    for slots in torch.split(inputs.slots, list(inputs.case.lengths)):
         yield as_integers(inputs.cache)[slots // size, slots % size]
 
 

@@ -15,7 +15,8 @@ import inspect
 import json
 import textwrap
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,15 +48,16 @@ _BUFFERS = (
 #: Elements up to which a tensor that is none of them is written out.
 _WRITTEN = 4096
 
-PACKED = '''\
+SOURCES = '''\
 home = pathlib.Path(tempfile.mkdtemp(prefix="mla-gate-script-"))
 sources = json.loads(zlib.decompress(base64.b64decode(SOURCES)))
 {over}for name, text in sources.items():
     (home / name).parent.mkdir(parents=True, exist_ok=True)
     (home / name).write_text(text, encoding="utf-8")
 sys.path.insert(0, str(home))
+'''
 
-
+ADAPTOR = '''\
 def run():
     from harness.case import Case
     from {module} import make
@@ -81,23 +83,42 @@ def run():
 '''
 
 
-def call(backend: Backend, inputs: Inputs) -> str:
-    """Write the lines that define ``run() -> (out, lse)``."""
-    stem, _, label = backend.name.partition("!")[0].partition("@")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How a kernel is called."""
+
+    #: Lines that define ``run() -> (out, lse)``.
+    lines: str
+    #: Modules of ours that they import.
+    needs: tuple[str, ...] = ()
+    #: The kernel where it is written out: its file in the packed sources, and its text.
+    kernel: tuple[str, str] | None = None
+
+
+def call(backend: Backend, inputs: Inputs) -> Call:
+    """Find how a backend's kernel is called on inputs."""
     lay_out = getattr(backend, "arguments", None)
     if lay_out is not None:
-        return _public(backend, inputs, lay_out(inputs))
-    module = type(backend).__module__
-    sources = dict(_sources(module))
-    over, kernel = "", KERNELS.get(stem)
-    if kernel in sources:
-        sources.pop(kernel)
-        over = f'sources["{kernel}"] = KERNEL\n'
+        return Call(lines=_public(backend, inputs, lay_out(inputs)))
+    stem, _, label = backend.name.partition("!")[0].partition("@")
+    module, file = type(backend).__module__, KERNELS.get(stem)
+    lines = ADAPTOR.format(module=module, case=str(inputs.case), stem=stem, label=label or None)
+    return Call(lines=lines, needs=(module,), kernel=(file, _kernel(backend, file)) if file else None)
+
+
+def pack(needs: Iterable[str], kernel: tuple[str, str] | None) -> str:
+    """Write the lines that bring modules of ours, and all that they import of ours, to where the script runs."""
+    sources = dict(sources_of(needs))
+    if not sources:
+        return ""
+    over = lines = ""
+    if kernel is not None:
+        sources.pop(kernel[0], None)
+        over = f'sources["{kernel[0]}"] = KERNEL\n'
+        lines = f"# The kernel.\nKERNEL = {_quoted(kernel[1])}\n\n"
     packed = textwrap.fill(base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode(), 116)
-    lines = f'# The gate\'s own adaptor and what it imports, packed: {len(sources)} files.\nSOURCES = """\n{packed}\n"""\n'
-    if kernel and over:
-        lines = f"# The kernel.\nKERNEL = {_quoted(_kernel(backend, kernel))}\n\n" + lines
-    return lines + PACKED.format(over=over, module=module, case=str(inputs.case), stem=stem, label=label or None)
+    lines += f'# What the gate itself brings, packed: {len(sources)} files.\nSOURCES = """\n{packed}\n"""\n'
+    return lines + SOURCES.format(over=over)
 
 
 def _public(backend: Backend, inputs: Inputs, given: Mapping[str, Any]) -> str:
@@ -143,9 +164,9 @@ def _quoted(source: str) -> str:
     return repr(source)
 
 
-def _sources(module: str) -> Iterator[tuple[str, str]]:
-    """Walk the sources of ours that a module needs: file and text, packages included."""
-    waiting, seen = [module], set()
+def sources_of(modules: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Walk the sources of ours that modules need: file and text, packages included."""
+    waiting, seen = list(modules), set[str]()
     while waiting:
         name = waiting.pop()
         parts = name.split(".")

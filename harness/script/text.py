@@ -10,11 +10,12 @@ import torch
 
 from harness.backends.protocol import Backend
 from harness.case import Case
+from harness.extremes import NARROW
 from harness.inputs import UNABSORBED, Inputs, make_inputs
 from harness.measure import measure_truth
 from harness.regimes import Regime
 from harness.script.buffers import describe
-from harness.script.calls import call
+from harness.script.calls import call, pack
 from references.formats import FORMATS
 from references.oracle import oracle
 
@@ -169,12 +170,13 @@ def write_script(case: Case, backend: Backend, regime: Regime, *, rows: tuple[tu
         rows: rows (request, query token, head) that must be among those checked.
     """
     inputs = make_inputs(case, device="cpu", output_format=backend.capabilities.output_format)
-    buffers, limits = describe(inputs), row_limits(inputs, regime, rows)
+    buffers, called, limits = describe(inputs), call(backend, inputs), row_limits(inputs, regime, rows)
     out_type = FORMATS[backend.capabilities.output_format].storage
     lse = 'torch.full((B, S, H), float("nan"), dtype=torch.float32, device=DEVICE)' if case.lse else "None"
     package = {"a": ", aiter and a gfx950", "t": " and triton", "g": ", triton and a gfx950"}.get(backend.name[0], "")
     parts = [
         HEAD.format(backend=backend.name, words=in_words(case), case=case, package=package),
+        pack((*buffers.needs, *called.needs), called.kernel),
         "# The case.\n" + buffers.constants,
         "# The data: query codes [B, S, H, D], and the cache rows of each request [N, D].\n" + buffers.data,
         "# The paged cache.\n" + buffers.pool,
@@ -183,21 +185,21 @@ def write_script(case: Case, backend: Backend, regime: Regime, *, rows: tuple[tu
         + LAYOUT[case.query_layout]
         + TABLES[case.table].replace("{padding}", str(case.table_padding))
         + REST.format(out_type=out_type, lse=lse),
+        called.lines,
         REFERENCE,
-        call(backend, inputs),
         CHECK.format(rows=_table(limits.norm), elements=_table(limits.element), lse=_table(limits.lse if case.lse else {})),
     ]
-    return "\n\n".join(part.rstrip("\n") + "\n" for part in parts)
+    return "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
 
 
 def row_limits(inputs: Inputs, regime: Regime, first: tuple[tuple[int, int, int], ...] = ()) -> RowLimits:
     """Derive how far a correct kernel may be off, in the rows that see a token."""
     problem = inputs.problem()
     truth = measure_truth(problem, oracle(problem), regime)
-    norm_square = truth.variance.sum(-1) * (1 + truth.row_limit * truth.spread).clamp_min(1)
-    norm = torch.minimum(norm_square.sqrt(), regime.accuracy * truth.out.norm(dim=-1))
+    norm = (truth.variance.sum(-1) * (1 + truth.row_limit * truth.spread.clamp_min(NARROW))).sqrt()
+    accurate = torch.where(truth.conditioned, regime.accuracy * truth.out.norm(dim=-1), torch.inf)
+    norm = torch.minimum(norm, accurate)
     element = torch.minimum(truth.variance.sqrt() * truth.element_limit, truth.hard * regime.limits.hard).amax(-1)
-    lse = truth.lse_hard * regime.limits.lse
     live = [tuple(int(part) for part in where) for where in truth.live.nonzero()]
     heads = inputs.case.heads
     keys = {(b, row // heads, row % heads): (b, row) for b, row in live}
@@ -205,7 +207,7 @@ def row_limits(inputs: Inputs, regime: Regime, first: tuple[tuple[int, int, int]
     return RowLimits(
         norm={where: float(norm[keys[where]]) for where in chosen},
         element={where: float(element[keys[where]]) for where in chosen},
-        lse={where: float(lse[keys[where]]) for where in chosen},
+        lse={where: float(truth.lse_limit[keys[where]]) for where in chosen},
     )
 
 

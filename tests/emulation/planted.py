@@ -4,7 +4,6 @@
 2. They use what AITER's MLA kernels use: page tables, buffer and global copies to LDS, two buffers, commit and wait groups.
 """
 
-# ruff: noqa: N803 - kernels name pointers and constants as Triton's do
 import triton
 import triton.language as tl
 from triton.experimental import gluon
@@ -68,7 +67,8 @@ def sum_rows(
             gl.amd.cdna4.async_copy.wait_group(2)
         elif PLANT != "no wait":
             gl.amd.cdna4.async_copy.wait_group(1)
-        values = gl.amd.cdna4.async_copy.load_shared_relaxed(buffers.index(tile % 2), blocked)  # PLANT no wait, high wait, reuse
+        current = buffers.index(tile % 2)
+        values = gl.amd.cdna4.async_copy.load_shared_relaxed(current, blocked)  # PLANT no wait, high wait, reuse
         total += gl.sum(gl.where((tile * TILE + rows < count)[:, None], values, 0.0), 0)
     if PLANT == "past output":
         gl.amd.cdna4.buffer_store(total, ptr=Out, offsets=(request + 1) * out_stride + columns)  # PLANT past output

@@ -1,0 +1,259 @@
+"""The terms of the rounding budget: what probabilities, scores, operands and partial outputs lose.
+
+1. A probability is relative to its row: what it is after the division by the sum. V is scaled to magnitude 1.
+2. Sums over tokens are fp32 sums of terms of one sign: some 1e-6 off, and a budget has more slack than that.
+
+Source: the derivation in ``budget``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from references.arithmetic import Arithmetic
+from references.formats import Format, find, round, ulp
+from references.pieces import Change, Context, Piece, Softmax
+from references.problem import Problem
+
+#: Mean square of an error that is uniform within half a spacing, over the square of the spacing.
+UNIFORM = 1 / 12
+#: fp32's unit roundoff.
+U32 = 2.0**-24
+#: fp32 roundings on the way of one value besides sums and exponentials: scales multiplied together, applied to the score and
+#: to V, weights of the merge, the division by the sum. More than any kernel here needs.
+STEPS = 16
+#: A score error whose exponential says nothing any more, but whose square is still an fp32 value: e^40 = 2e17.
+_LARGE = 40.0
+
+
+class InUse:
+    """The maximum that each token's probability is relative to when it is rounded; streamed."""
+
+    def __init__(self, arithmetic: Arithmetic, softmax: Softmax, edges: Sequence[int]) -> None:
+        self._tile, self._edges, self._row = arithmetic.tile, edges, softmax.maximum
+        self._moves = arithmetic.pivot == "tile"
+        self._running = torch.full_like(softmax.maximum, -torch.inf)
+
+    def find(self, piece: Piece) -> Tensor:
+        """Find it for the tokens of a piece, fp64 [rows, n] or [rows, 1]; tiles are taken in order."""
+        if not self._moves:
+            return self._row
+        inner = [edge - piece.start for edge in self._edges if piece.start < edge < piece.stop]
+        found = torch.empty_like(piece.scores)
+        for start, stop in pairwise([0, *inner, piece.stop - piece.start]):
+            if piece.start + start in self._edges:
+                self._running.fill_(-torch.inf)
+            found[:, start:stop] = self._climb(piece.scores[:, start:stop])
+        return found.masked_fill_(found == -torch.inf, 0.0)
+
+    def _climb(self, scores: Tensor) -> Tensor:
+        rows, count = scores.shape
+        tile = min(self._tile or count, count)
+        padded = torch.nn.functional.pad(scores, (0, -count % tile), value=-torch.inf)
+        tops = torch.maximum(padded.view(rows, -1, tile).amax(2), self._running).cummax(1).values
+        self._running = tops[:, -1:].clone()
+        return tops.repeat_interleave(tile, 1)[:, :count]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbabilityErrors:
+    """What rounding does to probabilities, all [rows, n]."""
+
+    #: The probabilities, fp64.
+    weights: Tensor
+    #: In the spacings of their format at the place where they are rounded, fp32.
+    turns: Tensor
+    #: Variance of each.
+    variance: Tensor
+    #: Bound on each, whichever maximum is in use.
+    bound: Tensor
+    #: Those that become zero, as they were; zero for the others. None if there are none.
+    flushed: Tensor | None
+
+
+def probability_errors(arithmetic: Arithmetic, piece: Piece, softmax: Softmax, pivot: Tensor) -> ProbabilityErrors:
+    """Work out what rounding does to the probabilities of a piece; ``pivot`` is the maximum in use, [rows, n] or [rows, 1]."""
+    known, scale = find(arithmetic.probability), arithmetic.probability_scale
+    highest = (piece.scores - softmax.maximum).exp_()
+    weights = highest / softmax.total
+    normalised = arithmetic.pivot == "normalised"
+    given = weights if normalised else (piece.scores - pivot).exp_() if pivot is not softmax.maximum else highest
+    units = given * scale
+    spacing = ulp(units, known)
+    flushed = units < known.smallest_subnormal / 2
+    # From the units in which a probability is rounded to those of the row.
+    unit = 1 / scale if normalised else (pivot - softmax.maximum).exp_() / (scale * softmax.total)
+    variance = (spacing * unit).square_().mul_(UNIFORM).masked_fill_(flushed, 0.0)
+    if not normalised:
+        # The maximum itself is exp(0) = 1, which times a scale of the format is exact.
+        variance.masked_fill_(given == 1, 0.0)
+    least = known.smallest_subnormal / 2 / scale / (1.0 if normalised else softmax.total)
+    bound = torch.minimum((weights * known.unit_roundoff).clamp_(min=least), weights)
+    return ProbabilityErrors(
+        weights=weights,
+        turns=(units / spacing).to(torch.float32),
+        variance=variance,
+        bound=bound,
+        flushed=weights * flushed if bool((flushed & (weights > 0)).any()) else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreErrors:
+    """What rounding in fp32 does to scores, natural-log units, and a bound on all that happens to them; [rows, n]."""
+
+    #: Root mean square of fp32 errors, which may be the same for every token.
+    single: Tensor
+    #: Bound on the relative error of the exponential, operands included.
+    bound: Tensor
+
+
+def score_errors(arithmetic: Arithmetic, context: Context, piece: Piece, softmax: Softmax, updates: int) -> ScoreErrors:
+    """Work out what rounding does to the scores of a piece, the maximum being raised ``updates`` times at most."""
+    problem, query, keys = context.problem, context.query, piece.keys
+    scale, terms = abs(problem.score_scale), problem.width + STEPS
+    product = piece.scores.masked_fill(piece.scores == -torch.inf, 0.0)
+    fall = (softmax.maximum - product).clamp_(min=0)
+    exponential = (fall + 1).mul_(arithmetic.exponential).add_(updates * (arithmetic.exponential + U32))
+    # Cauchy and Schwarz's bounds on sum |q k| and sum q^2 k^2 spare two products; only fp32 errors hang on them in full.
+    fourth = [part.square().square().sum(1).sqrt_() for part in (query, keys)]
+    second = [part.norm(dim=1) for part in (query, keys)]
+    squares = (scale**2 * fourth[0])[:, None] * fourth[1]
+    magnitudes = (scale * second[0])[:, None] * second[1]
+    # A sum of D products in random order: its partial sums are at most the product plus a random walk.
+    single = product.square_().add_(squares).mul_(UNIFORM * (2 * U32) ** 2 * terms).sqrt_().add_(exponential)
+    relative = sum(find(name).unit_roundoff for name in (arithmetic.operand, arithmetic.query) if name)
+    bound = magnitudes.mul_(1.01 * relative + U32 * terms).add_(exponential)
+    return ScoreErrors(single=single, bound=bound.clamp_(max=_LARGE).expm1_())
+
+
+def rounded_context(arithmetic: Arithmetic, problem: Problem, request: int) -> Context | None:
+    """Make a request's context with its operands rounded; None if none are."""
+    if not (arithmetic.operand or arithmetic.query):
+        return None
+    return Context(problem, request, query=_rounding(arithmetic.query), keys=_rounding(arithmetic.operand))
+
+
+def _rounding(name: str | None) -> Change | None:
+    if name is None:
+        return None
+    known = find(name)
+    # As kernels do: the product is an fp32 one.
+    return lambda values, scale: round(values.to(torch.float32) * scale, known).double().div_(scale)
+
+
+class Moments:
+    """Weighted sums of 1, v and v^2 over tokens, for several weightings at once; streamed."""
+
+    def __init__(self, count: int, like: Tensor) -> None:
+        rows, latent = like.shape
+        self._mass = torch.zeros((count * rows, 1), dtype=torch.float32, device=like.device)
+        self._mean = torch.zeros((count * rows, latent), dtype=torch.float32, device=like.device)
+        self._square = torch.zeros_like(self._mean)
+        self._count = count
+
+    def add(self, weights: Sequence[Tensor], values: Tensor, squares: Tensor) -> None:
+        """Add tokens: a weighting each [rows, n], v and v^2 fp32 [n, L]."""
+        stacked = torch.cat([weight.to(torch.float32) for weight in weights])
+        self._mass += stacked.sum(1, keepdim=True)
+        self._mean.addmm_(stacked, values)
+        self._square.addmm_(stacked, squares)
+
+    def mass(self, index: int) -> Tensor:
+        """Sum a weighting, fp64 [rows, 1]."""
+        return self._mass.chunk(self._count)[index].double()
+
+    def about_zero(self, index: int) -> Tensor:
+        """Sum a weighting times v^2, fp64 [rows, L]."""
+        return self._square.chunk(self._count)[index].double()
+
+    def about(self, index: int, centre: Tensor) -> Tensor:
+        """Sum a weighting times (v - centre)^2, fp64 [rows, L]."""
+        mean = self._mean.chunk(self._count)[index]
+        moved = centre * (centre * self.mass(index) - 2 * mean)
+        return moved.add_(self.about_zero(index)).clamp_(min=0)
+
+
+class Partials:
+    """What rounding the splits' outputs does; streamed."""
+
+    def __init__(self, known: Format, edges: Sequence[int], scale: float, like: Tensor) -> None:
+        self._known, self._edges, self._scale = known, edges, scale
+        self._mass = torch.zeros((len(like), 1), dtype=torch.float32, device=like.device)
+        self._part = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+        #: Variance, bound and sum of magnitudes of what is merged, fp32 [rows, L], in units of V over its height.
+        self.variance, self.bound, self.magnitude = (torch.zeros_like(self._part) for _ in range(3))
+        #: Sum over splits of the square of a row's variance, fp32 [rows].
+        self.squares = self._mass.new_zeros(len(like))
+        #: Output of each row's heaviest split, its variance after the merge, fp32 [rows, L], and its weight, fp32 [rows, 1].
+        self.leader, self.leader_variance = torch.zeros_like(self._part), torch.zeros_like(self._part)
+        self.leader_mass = torch.zeros_like(self._mass)
+
+    def add(self, piece: Piece, weights: Tensor, values: Tensor) -> None:
+        """Add tokens: weights [rows, n] and v [n, L], fp32; splits that end here are closed."""
+        inner = [edge - piece.start for edge in self._edges if piece.start < edge < piece.stop]
+        for start, stop in pairwise([0, *inner, piece.stop - piece.start]):
+            self._part.addmm_(weights[:, start:stop], values[start:stop])
+            self._mass += weights[:, start:stop].sum(1, keepdim=True)
+            if piece.start + stop in self._edges:
+                self._close()
+
+    def _close(self) -> None:
+        out = self._part / self._mass.clamp(min=2.0**-126)
+        error = ulp(out * self._scale, self._known).mul_(self._mass / abs(self._scale))
+        variance = error.square() * UNIFORM
+        self.variance += variance
+        self.squares += variance.sum(1).square()
+        self.bound.add_(error, alpha=0.5)
+        self.magnitude += self._part.abs()
+        leads = self._mass > self.leader_mass
+        self.leader = torch.where(leads, out, self.leader)
+        self.leader_variance = torch.where(leads, variance, self.leader_variance)
+        self.leader_mass = torch.where(leads, self._mass, self.leader_mass)
+        self._part.zero_()
+        self._mass.zero_()
+
+    def second_rounding(self, out: Tensor, spacing: Tensor) -> Tensor:
+        """Work out the variance of rounding the merged output to the same format, fp64 [rows, L].
+
+        Where one split has nearly all the weight the merge starts from a value of the format, and rounding goes back to it
+        however far the others have moved it: a known error of up to half a spacing, not one of mean square 1 / 12.
+
+        Args:
+            out: merged output over its height, fp64 [rows, L].
+            spacing: the format's spacing there, in the same units.
+
+        Source: the Fourier series of the squared distance to the next integer, damped by the variance of what the other
+        splits add.
+        """
+        # The leader's own rounding counts as far as its weight is not one.
+        rest = self.variance - self.leader_variance * (1 - (1 - self.leader_mass).square())
+        return known_rounding(out - self.leader, rest.double(), spacing)
+
+
+def known_rounding(moved: Tensor, noise: Tensor, spacing: Tensor) -> Tensor:
+    """Work out the mean square of rounding what is ``moved`` away from a grid, [rows, L].
+
+    A row led by one token, of a value that the output format has, is rounded back to that value however far the others have
+    moved it: a known error, the same for all elements of a significand, and not one of mean square 1 / 12.
+
+    Args:
+        moved: distance from a point of the grid, [rows, L].
+        noise: variance of that distance, [rows, L].
+        spacing: of the grid, [rows, L].
+
+    Source: the Fourier series of the squared distance to the next integer, damped by the noise.
+    """
+    turns = (moved / spacing).mul_(2 * math.pi)
+    damping = (noise / spacing.square()).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
+    waves = -damping * turns.cos() + damping.pow(4) * (2 * turns).cos() / 4 - damping.pow(9) * (3 * turns).cos() / 9
+    uniform = UNIFORM * spacing.square()
+    known = uniform + waves.mul_(spacing.square() / math.pi**2)
+    # A kernel may round off the grid after all: less than uniform is not granted to a row.
+    return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), known.clamp(min=0), uniform)
