@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hypothesis
+import torch
 from hypothesis import HealthCheck, Phase
 
 from harness.backends.protocol import Output
@@ -35,8 +36,8 @@ from harness.faults.catalogue import FAULTS
 from harness.faults.record import KINDS
 from harness.faults.variant import VARIANTS
 from harness.inputs import Inputs, make_inputs
-from harness.judge import judge
-from harness.memory import NotEnoughMemory
+from harness.judge import Known, judge
+from harness.memory import GUARD_BYTE, NotEnoughMemory
 from harness.profiles import PROFILES, Profile
 from harness.regimes import Regime, load
 from harness.shrink import shrink
@@ -80,15 +81,19 @@ class Bed:
     #: Inputs of the call before, for mistakes that outlive a call.
     before: Inputs | None = field(default=None)
 
-    def ask(self, case: Case, inputs: Inputs | None = None) -> tuple[Verdict, Inputs, Output | None]:
+    def ask(self, case: Case) -> tuple[Verdict, Inputs, Output | None]:
         """Run and judge a case; crashes are verdicts."""
-        inputs = inputs or make_inputs(case, output_format=self.backend.capabilities.output_format)
+        inputs = make_inputs(case, output_format=self.backend.capabilities.output_format)
+        return self.answer(inputs, Known())
+
+    def answer(self, inputs: Inputs, known: Known) -> tuple[Verdict, Inputs, Output | None]:
+        """Run and judge on inputs that are there; ``known`` is what is known of them."""
         try:
             output = self.backend.run(inputs)
         except Exception as error:
-            fault = "hang" if type(error).__name__ == "Hang" else "crash"
+            fault = getattr(error, "verdict_fault", "crash")
             return Verdict(kind="FAIL", fault=fault, message=f"{type(error).__name__}: {error}"), inputs, None
-        return judge(inputs, output, self.regime, models=False), inputs, output
+        return judge(inputs, output, self.regime, models=False, known=known), inputs, output
 
 
 def draw(regime: Regime, backend: Planted, profile: Profile, count: int, seed: int) -> list[Case]:
@@ -111,41 +116,78 @@ def draw(regime: Regime, backend: Planted, profile: Profile, count: int, seed: i
     return drawn
 
 
-def hunt(name: str, drawn: Sequence[Case], regime: Regime, *, walk: bool = True) -> Kill:
-    """Ask a fault its cases until one is a FAIL; shrink and explain that."""
-    bed = Bed(backend=planted(name), regime=regime)
-    began = time.perf_counter()
+def hunt(names: Sequence[str], drawn: Sequence[Case], regime: Regime, *, walk: bool = True) -> list[Kill]:
+    """Ask faults of one variant their cases, each until one is a FAIL; shrink and explain that."""
+    beds = {name: Bed(backend=planted(name), regime=regime) for name in names}
+    seconds = dict.fromkeys(names, 0.0)
+    kills = []
     for count, case in enumerate(drawn, start=1):
+        began = time.perf_counter()
+        output_format = regime.arithmetic.output
         try:
-            verdict, inputs, output = bed.ask(case)
+            inputs = make_inputs(case, output_format=output_format)
         except NotEnoughMemory:
             continue
-        if verdict.kind == "FAIL":
-            seconds = time.perf_counter() - began
-            smallest = _walk(bed, case, verdict) if walk else case
-            kill = Kill(
-                name=name,
-                found=True,
-                cases=count,
-                seconds=seconds,
-                fault=verdict.fault or "",
-                checks=tuple(check for check, ratio in verdict.measurements.ratios.items() if ratio > 1),
-                first=str(case),
-                smallest=str(smallest),
-                size=(smallest.batch, sum(smallest.lengths), smallest.heads, smallest.query_tokens),
-            )
-            if FAULTS[name].history:
-                return _explained(kill, bed, verdict, inputs, output)
-            verdict, inputs, output = bed.ask(smallest)
-            return _explained(kill, bed, verdict, inputs, output)
-        bed.before = inputs
-    return Kill(name=name, found=False, cases=len(drawn), seconds=time.perf_counter() - began)
+        known, made = Known(), time.perf_counter() - began
+        for name, bed in list(beds.items()):
+            # A history is told from the inputs of the call before: they must stay as they were.
+            inputs = make_inputs(case, output_format=output_format) if FAULTS[name].history else _fresh(inputs)
+            began = time.perf_counter()
+            verdict, _, output = bed.answer(inputs, known)
+            seconds[name] += made + time.perf_counter() - began
+            if verdict.kind == "FAIL":
+                kills.append(_found(bed, case, verdict, inputs, output, count, seconds[name], walk))
+                say(f"{name}: found after {count} cases")
+                del beds[name]
+            bed.before = inputs
+        if not beds:
+            break
+    for name in beds:
+        say(f"{name}: not found in {len(drawn)} cases")
+    return kills + [Kill(name=name, found=False, cases=len(drawn), seconds=seconds[name]) for name in beds]
+
+
+def _fresh(inputs: Inputs) -> Inputs:
+    """Give the outputs back as they were before a run; inputs that a run has changed are made anew."""
+    if inputs.violations():
+        return make_inputs(inputs.case, output_format={torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[inputs.out.dtype])
+    for buffer in (inputs.out, inputs.lse):
+        if buffer is not None:
+            buffer.view(torch.uint8).fill_(GUARD_BYTE)
+    return inputs
+
+
+def say(line: str) -> None:
+    """Show progress."""
+    print(f"detect: {line}", file=sys.stderr, flush=True)
+
+
+def _found(
+    bed: Bed, case: Case, verdict: Verdict, inputs: Inputs, output: Output | None, count: int, seconds: float, walk: bool
+) -> Kill:
+    """Shrink and explain what was found."""
+    name = _name(bed.backend)
+    if not FAULTS[name].history and walk:
+        smallest = _walk(bed, case, verdict)
+        verdict_of, inputs, output = bed.ask(smallest)
+    else:
+        smallest, verdict_of = case, verdict
+    kill = Kill(
+        name=name,
+        found=True,
+        cases=count,
+        seconds=seconds,
+        fault=verdict.fault or "",
+        checks=tuple(check for check, ratio in verdict.measurements.ratios.items() if ratio > 1),
+        first=str(case),
+        smallest=str(smallest),
+        size=(smallest.batch, sum(smallest.lengths), smallest.heads, smallest.query_tokens),
+    )
+    return _explained(kill, bed, verdict_of, inputs, output)
 
 
 def _walk(bed: Bed, case: Case, verdict: Verdict) -> Case:
     """Walk to the smallest case that fails in the same way."""
-    if bed.before is not None and FAULTS[_name(bed.backend)].history:
-        return case
     accepts = acceptance(bed.regime, bed.backend)
     crash = verdict.fault in ("crash", "hang")
 
@@ -198,16 +240,14 @@ def _explained(kill: Kill, bed: Bed, verdict: Verdict, inputs: Inputs, output: O
 def hunt_all(names: Iterable[str], *, count: int, seed: int, walk: bool) -> list[Kill]:
     """Hunt some faults, each in the regime of the variant it is planted in."""
     regimes, profile = load(), PROFILES["gate"]
-    drawn: dict[str, list[Case]] = {}
-    kills = []
+    by_variant: dict[str, list[str]] = {}
     for name in names:
-        variant = FAULTS[name].variant
+        by_variant.setdefault(FAULTS[name].variant, []).append(name)
+    kills = []
+    for variant, members in by_variant.items():
         regime = regimes.named(f"model-{variant}")
-        if variant not in drawn:
-            drawn[variant] = draw(regime, Planted(name=f"model:{variant}", variant=VARIANTS[variant]), profile, count, seed)
-        kills.append(hunt(name, drawn[variant], regime, walk=walk))
-        kill = kills[-1]
-        print(f"detect: {kill.name}: {'found after ' + str(kill.cases) if kill.found else 'not found in ' + str(kill.cases)} cases", file=sys.stderr, flush=True)
+        drawn = draw(regime, Planted(name=f"model:{variant}", variant=VARIANTS[variant]), profile, count, seed)
+        kills += hunt(members, drawn, regime, walk=walk)
     return kills
 
 
@@ -247,8 +287,6 @@ def summary(kills: Sequence[Kill]) -> list[str]:
 
 
 def _work(job: tuple[list[str], int, int, bool]) -> list[Kill]:
-    import torch
-
     torch.set_num_threads(1)
     names, count, seed, walk = job
     return hunt_all(names, count=count, seed=seed, walk=walk)

@@ -66,6 +66,9 @@ class IllegalAccess(RuntimeError):
 class Hang(RuntimeError):
     """A loop that would not end."""
 
+    #: What a run that ends in it is taken for.
+    verdict_fault = "hang"
+
 
 @dataclass(slots=True)
 class Scene:
