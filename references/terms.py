@@ -255,5 +255,5 @@ def known_rounding(moved: Tensor, noise: Tensor, spacing: Tensor) -> Tensor:
     waves = -damping * turns.cos() + damping.pow(4) * (2 * turns).cos() / 4 - damping.pow(9) * (3 * turns).cos() / 9
     uniform = UNIFORM * spacing.square()
     known = uniform + waves.mul_(spacing.square() / math.pi**2)
-    # A kernel may round off the grid after all: less than uniform is not granted to a row.
-    return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), known.clamp(min=0), uniform)
+    # A kernel may round off the grid after all: less than uniform is not granted to an element.
+    return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), torch.maximum(known, uniform), uniform)
