@@ -195,12 +195,28 @@ def gate(session: nox.Session) -> None:
     nox -s gate -- --backend aiter-gluon          only this backend; may be given more than once
     nox -s gate -- --regime bh16bn128 --seed 7    only this regime; another seed
     """
-    env = set_up(session, "triton")
+    env = set_up(session, "triton") | {"MLA_GATE_COMMAND": "nox -s mla-gate --"}
     chosen = [] if names_a(session, "cases") else ["cases"]
     # An environment of the caller's own may not have this project installed, and so not know its plugin.
     known = session.venv_backend != "none" or "mla-gate" in probe(sys.executable).distributions
     plugin = [] if known else ["-p", "harness.plugin"]
     session.run("python", "-m", "pytest", *plugin, *chosen, *session.posargs, env=env)
+
+
+@nox.session(name="mla-gate", venv_backend="none")
+def mla_gate(session: nox.Session) -> None:
+    """Run the mla-gate command in the environment that `nox -s gate` has made.
+
+    nox -s mla-gate -- --help
+    nox -s mla-gate -- backends                   what can run here, and why the others cannot
+    nox -s mla-gate -- replay repros/FILE.json    one case again, by its file or its id
+    """
+    made = ROOT / ".nox" / "gate" / "bin" / "python"
+    python = str(made) if made.exists() else sys.executable
+    if probe(python).torch is None:
+        session.error("there is no environment to run it in yet: nox -s gate makes one")
+    env = variables(python) | {"MLA_GATE_COMMAND": "nox -s mla-gate --"}
+    session.run(python, "-m", "harness.cli", *session.posargs, env=env, external=True)
 
 
 @nox.session

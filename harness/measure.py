@@ -18,6 +18,7 @@ from harness.extremes import NARROW, element_limit, row_limit
 from harness.regimes import Regime
 from harness.weights import Weights, weigh
 from references.budget import budget
+from references.formats import FORMATS
 from references.problem import Answer, Problem
 
 #: The checks, and what breaking each means.
@@ -28,6 +29,8 @@ CHECKS = {
     "lse": "the log-sum-exp is off: splits, base or scale",
     "accuracy": "the answer conforms to its arithmetic, but is too inaccurate to use",
 }
+#: Unit roundoff of the reference; a format that is as fine has the oracle for its truth.
+FINE = FORMATS["fp32"].unit_roundoff
 #: Divides by what may be zero: a zero over it is zero, anything else is beyond every limit.
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -159,3 +162,20 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
         element=element,
         checks={name: torch.where(live, ratio, 0.0) for name, ratio in checks.items()},
     )
+
+
+def stray(yardstick: Yardstick, certain: Answer) -> Tensor:
+    """Measure how far a truth lies from a more certain one, in units of what fp32 explains, fp64 [B, R].
+
+    Source: fp32 sums err in proportion to the magnitudes they add up, and a score's error moves its row in proportion.
+    """
+    strayed = torch.zeros_like(yardstick.lse)
+    for request, weights in yardstick.weights.items():
+        unit = FINE * (1 + weights.magnitudes())
+        sizes = weights.probabilities @ weights.norms().sqrt()
+        certainly = certain.out[request].reshape_as(yardstick.out[request])
+        distance = (yardstick.out[request] - certainly).norm(dim=-1)
+        lse = (yardstick.lse[request] - certain.lse[request].flatten()).abs()
+        worst = torch.maximum(distance / (unit * sizes).clamp_min(_TINY), lse / unit)
+        strayed[request] = torch.where(yardstick.live[request], worst, 0.0)
+    return strayed

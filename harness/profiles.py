@@ -49,8 +49,8 @@ PROFILES: Mapping[str, Profile] = {
     for profile in (
         Profile(
             name="smoke",
-            examples=60,
-            seconds=20,
+            examples=100,
+            seconds=25,
             shrink_seconds=20,
             longest=1100,
             tokens=1600,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -62,8 +63,9 @@ class Repro:
 
 
 def replay_command(case: Case, backend: str, device: str) -> str:
-    """Give the command that replays a case on a backend."""
-    return f"mla-gate replay {shlex.quote(str(case))} --backend {shlex.quote(backend)} --device {device}"
+    """Give the command that replays a case on a backend, as whoever started the run would call it."""
+    program = os.environ.get("MLA_GATE_COMMAND", "mla-gate")
+    return f"{program} replay {shlex.quote(str(case))} --backend {shlex.quote(backend)} --device {device}"
 
 
 def save(

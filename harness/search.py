@@ -186,7 +186,8 @@ def search(
     failed: list[CaseFailed] = []
     state = random.getstate()
     try:
-        hypothesis.seed(seed)(settings(hypothesis.given(strategy)(ask)))()
+        # In this order: a seed turns the database off, and settings turn it on again.
+        settings(hypothesis.seed(seed)(hypothesis.given(strategy)(ask)))()
     except _TimeUp:
         pass
     except CaseFailed as one:

@@ -68,7 +68,12 @@ def _axis(field: str, *values: Any, plain: int = 1) -> Axis:
 AXES: tuple[Axis, ...] = (
     Axis(fields=("query_format", "cache_format"), values=tuple(itertools.product(_FORMATS, _FORMATS))),
     _axis("page_size", 1, 2, 3, 7, 16, 32, 64, 128, plain=3),
-    _axis("placement", *PLACEMENTS, plain=2),
+    # The last two span more than 2^31 and 2^32 bytes (rows of 576 elements); on a CPU only live pages take memory.
+    Axis(
+        fields=("placement", "pool_rows"),
+        values=(*((placement, 0) for placement in PLACEMENTS), ("high", 4_000_000), ("scattered", 8_000_000)),
+        plain=3,
+    ),
     _axis("table", *TABLES),
     _axis("table_padding", 0, 1, 5, plain=2),
     _axis("query_layout", *QUERY_LAYOUTS),

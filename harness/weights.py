@@ -70,6 +70,12 @@ class Weights:
         latent, scale = self.problem.latent, self.problem.cache_scale
         return torch.cat([vectors @ rows[:, :latent].T for _, _, rows in self.pieces()], dim=1).mul_(scale)
 
+    def magnitudes(self) -> Tensor:
+        """Find the largest sum of magnitudes among a row's scores: max_j of factor · Σ_d |q_d k_jd|, fp64 [R]."""
+        factor = self.problem.softmax_scale * self.problem.cache_scale
+        sizes = [(self.query.abs() @ rows.abs().T).amax(-1) for _, _, rows in self.pieces()]
+        return torch.stack(sizes).amax(0).mul_(factor)
+
     def norms(self) -> Tensor:
         """Square the norm of every V: fp64 [N], scale applied."""
         latent, scale = self.problem.latent, self.problem.cache_scale

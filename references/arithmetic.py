@@ -63,9 +63,7 @@ _COUNTS: Mapping[str, Callable[[Splits, Launch], int]] = MappingProxyType(
             1, splits.count // (launch.batch * launch.query_tokens * _ceil_divide(launch.heads, 16))
         ),
         "aiter-bh64": lambda splits, launch: _next_power_of_two(
-            _ceil_divide(
-                splits.count, max(1, 8 * _ceil_divide(launch.heads, 64) * launch.query_tokens * (launch.batch // 8))
-            )
+            _ceil_divide(splits.count, max(1, 8 * _ceil_divide(launch.heads, 64) * launch.query_tokens * (launch.batch // 8)))
         ),
     }
 )
@@ -107,9 +105,7 @@ class Splits:
         step = _LENGTHS[self.kind](
             Splits(kind=self.kind, count=count, tile=self.tile) if count > 1 else Splits(), length, launch
         )
-        return (
-            [0, *[edge for edge in range(step, step * count, max(1, step)) if edge < length], length] if length else [0]
-        )
+        return [0, *[edge for edge in range(step, step * count, max(1, step)) if edge < length], length] if length else [0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,22 +159,24 @@ class Arithmetic:
         Raises:
             ValueError: if a key is unknown or missing, or a value is of the wrong kind or out of range; the message says which.
         """
-        values = {
+        values: dict[str, Any] = {
             key: None if key in ("operand", "query") and value == "exact" else value
             for key, value in _checked(cls, table, "arithmetic").items()
         }
         if "splits" in values:
-            if not isinstance(values["splits"], Mapping):
-                raise ValueError(
-                    f"arithmetic: splits is a table such as {{kind = 'even', count = 4}}, not {values['splits']!r}"
-                )
             values["splits"] = Splits(**_checked(Splits, values["splits"], "arithmetic.splits"))
         return cls(**values)
 
 
-#: Python type of the fields that TOML may hold, by their annotation.
-_KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
-    {"str": (str,), "str | None": (str,), "int": (int,), "float": (int, float), "Splits": (Mapping,)}
+#: What the fields may hold in TOML and what that is called, by their annotation.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {
+        "str": ((str,), "a word"),
+        "str | None": ((str,), "a word"),
+        "int": ((int,), "a whole number"),
+        "float": ((int, float), "a number"),
+        "Splits": ((Mapping,), "a table"),
+    }
 )
 
 
@@ -191,7 +189,7 @@ def _checked(record: type, table: Mapping[str, Any], where: str) -> dict[str, An
     if missing := [name for name in required if name not in table]:
         raise ValueError(f"{where}: {', '.join(missing)} missing")
     for name, value in table.items():
-        wanted = _KINDS[str(known[name].type)]
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise ValueError(f"{where}: {name} is {' or '.join(kind.__name__ for kind in wanted)}, not {value!r}")
+        kinds, wanted = _KINDS[str(known[name].type)]
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ValueError(f"{where}: {name} is {wanted}, not {value!r}")
     return dict(table)

@@ -32,35 +32,18 @@ from torch import Tensor
 
 from references.arithmetic import Arithmetic, Splits
 from references.formats import find, ulp
-from references.pieces import Context, Piece, Softmax, softmax
+from references.pieces import Context, softmax
 from references.precision import full_precision
 from references.problem import Problem
-from references.spread import (
-    EXCESS,
-    NORMAL_EXCESS,
-    Coherence,
-    TokenSharing,
-    effective_elements,
-    effective_number,
-    probe,
-)
-from references.terms import (
-    STEPS,
-    U32,
-    UNIFORM,
-    InUse,
-    Moments,
-    Partials,
-    ProbabilityErrors,
-    operand_errors,
-    probability_errors,
-    score_errors,
-)
+from references.spread import EXCESS, NORMAL_EXCESS, effective_elements, effective_number
+from references.tally import BOUND, OPERAND, PROBABILITY, SINGLE, Tally
+from references.terms import STEPS, U32, UNIFORM, known_rounding, rounded_context
 
 __all__ = ["Arithmetic", "Budget", "Splits", "budget"]
 
-#: Weightings of ``Moments``: variance of probabilities, fp32 score errors, bounds of scores, variance by operands.
-_PROBABILITY, _SINGLE, _BOUND, _OPERAND = range(4)
+#: Largest error over the height of V: weights are positive and sum to one, each rounded, so that no output lies beyond 1.5
+#: times the largest value, and the truth does not lie beyond it.
+_FARTHEST = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +62,10 @@ class Budget:
     effective_tokens: Tensor
     #: Share of the row's variance that comes token by token (probabilities and scores), fp64 [B, S, H], 0 to 1.
     probability_share: Tensor
-    #: Elements that round independently, fp64 [B, S, H], 1 to L.
+    #: Elements that round independently, fp64 [B, S, H], up to L.
     effective_elements: Tensor
-
-    @property
-    def spread(self) -> Tensor:
-        """Estimate the standard deviation of the squared row ratio |e|^2 / sum V of a correct kernel, fp64 [B, S, H].
-
-        Source: the token errors and the element errors of a row are two independent sums of squares, and each has the
-        relative variance EXCESS over its effective number.
-        """
-        tokens = self.probability_share.square() / self.effective_tokens
-        return (EXCESS * (tokens + (1 - self.probability_share).square() / self.effective_elements)).sqrt()
+    #: Standard deviation of the squared row ratio |e|^2 / sum of variance of a correct kernel, fp64 [B, S, H].
+    spread: Tensor
 
 
 def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
@@ -109,185 +84,162 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
         effective_tokens=empty.new_ones(shape),
         probability_share=empty.new_zeros(shape),
         effective_elements=empty.new_full(shape, problem.latent),
+        spread=empty.new_zeros(shape),
     )
     with full_precision():
         for request, length in enumerate(problem.lengths):
             if length:
-                context = Context(problem, request)
-                terms = _Terms(context, arithmetic, softmax(context))
-                for piece in context.pieces():
-                    terms.add(piece)
-                terms.finish(found)
+                _settle(_count(problem, arithmetic, request), found)
     return found
 
 
-class _Terms:
-    """The sums of one request's second pass, V over its height; rows are its S*H query rows."""
+def _count(problem: Problem, arithmetic: Arithmetic, request: int) -> Tally:
+    context, rounded = Context(problem, request), rounded_context(arithmetic, problem, request)
+    tally = Tally(context, arithmetic, softmax(context), rounded)
+    for piece, other in zip(context.pieces(), (rounded or context).pieces(), strict=True):
+        tally.add(piece, other)
+    return tally
 
-    def __init__(self, context: Context, arithmetic: Arithmetic, truth: Softmax) -> None:
-        problem = context.problem
-        self.context, self.arithmetic, self.truth = context, arithmetic, truth
-        self.out = truth.out / truth.height
-        launch = {"heads": problem.heads, "query_tokens": problem.query_tokens, "batch": problem.batch}
-        self.edges = arithmetic.splits.edges(context.length, **launch)
-        self.merges = arithmetic.splits.launched(**launch) > 1
-        longest = max(stop - start for start, stop in zip(self.edges, self.edges[1:], strict=False))
-        tile = min(arithmetic.tile or longest, longest)
-        #: Times that a running maximum may rise, terms of a product's sum, and terms of the sum of probabilities.
-        self.updates = -(-longest // tile)
-        self.depth = longest + len(self.edges)
-        self.sum_depth = min(self.depth, tile + self.updates + len(self.edges))
-        self.in_use = InUse(arithmetic, truth, self.edges)
-        self.rounds_operands = bool(arithmetic.operand or arithmetic.query)
-        self.moments = Moments(4 if self.rounds_operands else 3, self.out)
-        self.partials = Partials(find(arithmetic.partial), self.edges, problem.cache_scale * truth.height, self.out)
-        self.sharing = TokenSharing(self.out)
-        #: Coherence with tiles taken in order, and with the row's maximum in use throughout.
-        self.coherences = [Coherence(context.rows, self.out) for _ in range(2)]
-        zeros = torch.zeros_like(self.out)
-        self.absolute, self.bound, self.shift, self.operand = zeros, zeros.clone(), zeros.clone(), zeros.clone()
-        self.bound_mass, self.shift_mass = zeros.new_zeros((len(zeros), 1)), zeros.new_zeros((len(zeros), 1))
 
-    def add(self, piece: Piece) -> None:
-        """Add a piece."""
-        values = (piece.keys[:, : self.context.problem.latent] / self.truth.height).to(torch.float32)
-        squares = values.square()
-        errors = probability_errors(self.arithmetic, piece, self.truth, self.in_use.find(piece))
-        scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates)
-        weights = errors.weights
-        weightings = [errors.variance, weights * scores.single, weights * scores.bound]
-        operands = operand_errors(self.arithmetic, self.context, piece, self.truth.height)
-        if operands:
-            weightings.append((weights * operands.scores).square_())
-            moved = weights * operands.scores
-            self.shift += weights @ operands.values.double() + moved @ values.double()
-            self.shift_mass += moved.sum(1, keepdim=True)
-            self.operand += weights.square() @ operands.values.square().double()
-        self.moments.add(weightings, values, squares)
-        single = weights.to(torch.float32)
-        bounds = torch.cat([errors.bound.to(torch.float32), single]) @ values.abs()
-        self.bound += bounds[: len(single)]
-        self.absolute += bounds[len(single) :]
-        self.bound_mass += errors.bound.sum(1, keepdim=True)
-        if self.merges:
-            self.partials.add(piece, single, values)
-        if errors.flushed is not None:
-            self.shift -= errors.flushed @ values.double()
-            if self.arithmetic.normaliser == "rounded":
-                self.shift_mass -= errors.flushed.sum(1, keepdim=True)
-        self._share(piece, errors, values, squares, weightings[_OPERAND:])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Variance of each element by its origin, fp64 [rows, L], V over its height."""
 
-    def _share(
-        self, piece: Piece, errors: ProbabilityErrors, values: Tensor, squares: Tensor, operand: list[Tensor]
-    ) -> None:
-        variance = errors.variance.to(torch.float32)
-        about_zero, about_out = variance, operand[0].to(torch.float32) if operand else None
-        if self.arithmetic.normaliser == "rounded":
-            about_zero, about_out = torch.zeros_like(variance), variance if about_out is None else variance + about_out
-        self.sharing.add(values, squares.sum(1), about_zero, about_out)
-        if find(self.arithmetic.probability).significand >= 24:
-            return  # fp32 errors of scores outweigh those of its roundings
-        probed = probe(values)
-        self.coherences[0].add(errors.turns, variance, probed)
-        if self.arithmetic.pivot == "tile" and self.updates > 1:
-            row = probability_errors(self.arithmetic, piece, self.truth, self.truth.maximum)
-            self.coherences[1].add(row.turns, row.variance.to(torch.float32), probed)
+    #: Token by token: probabilities and operands.
+    tokens: Tensor
+    #: The same for all tokens or all elements: fp32 errors of scores, of scales and of the sum.
+    common: Tensor
+    #: Sums in fp32 and what is flushed, element by element.
+    sums: Tensor
+    #: Partial outputs.
+    partials: Tensor
+    #: The last rounding.
+    last: Tensor
 
-    def finish(self, found: Budget) -> None:
-        """Put the terms together and store them."""
-        coherent = torch.maximum(*(coherence.factor() for coherence in self.coherences))[:, None]
-        tokens = coherent * self._probabilities()
-        if self.rounds_operands:
-            known = (self.shift - self.shift_mass * self.out).square()
-            tokens = tokens + torch.maximum(known, self.operand + self.moments.about(_OPERAND, self.out))
-            flushed = torch.zeros_like(known)
-        else:
-            flushed = (self.shift - self.shift_mass * self.out).square()
-        common = self._common()
-        scale = abs(self.context.problem.cache_scale) * self.truth.height
-        written = find(self.arithmetic.output)
-        out = self.out * scale
-        single = (
-            flushed * scale**2 + self._elements(scale) + ulp(out * (1 + written.unit_roundoff), written) ** 2 * UNIFORM
-        )
-        tokens, common, hard = tokens * scale**2, common * scale**2, self._hard(scale)
-        variance = tokens + common + single
-        shares = [part.sum(1) / variance.sum(1) for part in (tokens, common)]
-        share = shares[0] + shares[1]
-        number = self.sharing.effective_tokens(coherent[:, 0], effective_number(tokens))
-        inverse = shares[0].square() / number + shares[1].square() * (NORMAL_EXCESS / EXCESS)
-        number = torch.where(share > 0, share.square() / inverse, 1.0)
-        elements = effective_elements(out, single, written)
-        over = out.abs() + hard >= written.maximum
-        self._store(
-            (found.variance, variance.masked_fill(over, torch.inf)),
-            (found.hard, hard.masked_fill(over, torch.inf)),
-            (found.lse_hard, self._lse()),
-            (found.lse_variance, self._lse_variance(coherent)),
-            (found.effective_tokens, number),
-            (found.probability_share, share),
-            (found.effective_elements, elements),
-        )
+    @property
+    def single(self) -> Tensor:
+        """What each element has for itself."""
+        return self.sums + self.partials + self.last
 
-    def _probabilities(self) -> Tensor:
-        if self.arithmetic.normaliser == "rounded":
-            return self.moments.about(_PROBABILITY, self.out)
-        return self.moments.about_zero(_PROBABILITY)
 
-    def _common(self) -> Tensor:
-        """Estimate what all tokens or all elements have in common: fp32 errors of scores, of scales and of the sum."""
-        scores = self.moments.mass(_SINGLE) * self.moments.about(_SINGLE, self.out)
-        return scores + UNIFORM * (2 * U32) ** 2 * (STEPS + self.sum_depth) * self.out.square()
+def _settle(tally: Tally, found: Budget) -> None:
+    """Work out a request's part of a budget and store it."""
+    problem, arithmetic = tally.context.problem, tally.arithmetic
+    scale = abs(problem.cache_scale) * tally.truth.height
+    rounded = softmax(tally.rounded) if tally.rounded else None
+    coherence = tally.coherence()
+    shift = rounded.out / tally.truth.height - tally.out if rounded else None
+    parts = _variances(tally, scale, coherence, shift)
+    hard = _hard(tally, scale)
+    variance = (parts.tokens + parts.common + parts.single) * scale**2
+    over = tally.out.abs() * scale + hard >= find(arithmetic.output).maximum
+    shares = _shares(tally, parts, scale, coherence)
+    moved = rounded.lse - tally.truth.lse if rounded else None
+    empty = tally.context.seen == 0
+    for record, values in (
+        (found.variance, variance.masked_fill(over, torch.inf)),
+        (found.hard, hard.masked_fill(over, torch.inf)),
+        (found.lse_hard, _lse_hard(tally)),
+        (found.lse_variance, _lse_variance(tally, moved)),
+        *zip((found.effective_tokens, found.probability_share, found.effective_elements, found.spread), shares, strict=True),
+    ):
+        values = values.view(len(empty), -1).masked_fill(empty, 0.0)
+        record[tally.context.request] = values.view(problem.query_tokens, problem.heads, *record.shape[3:])
 
-    def _elements(self, scale: float) -> Tensor:
-        """Estimate what each element has for itself besides its last rounding: sums in fp32, and partial outputs."""
-        squares = self.moments.about_zero(_PROBABILITY) / (
-            UNIFORM * find(self.arithmetic.probability).unit_roundoff ** 2
-        )
-        variance = UNIFORM * (2 * U32) ** 2 * self.depth * (self.out.square() + squares) * scale**2
-        return variance + self.partials.variance.double() * scale**2 if self.merges else variance
 
-    def _hard(self, scale: float) -> Tensor:
-        arithmetic, out = self.arithmetic, self.out.abs()
-        hard = self.bound + (find(arithmetic.operand).unit_roundoff * self.absolute if arithmetic.operand else 0.0)
-        if arithmetic.normaliser == "rounded":
-            hard = (hard + self.bound_mass * out) / (1 - self.bound_mass).clamp(min=0)
-        mass = self.moments.mass(_BOUND)
-        hard = hard + (mass * self.moments.about(_BOUND, self.out)).sqrt() / (1 - mass).clamp(min=0)
-        hard += U32 * (self.depth + 2 * self.updates + STEPS) * (self.absolute + out)
-        if self.merges:
-            part = find(arithmetic.partial)
-            magnitude = self.partials.magnitude.double() + hard
-            # Rounding moves what was already moved, and may do so in the next binade.
-            hard = hard + self.partials.bound + 2 * part.unit_roundoff * hard
-            hard += 2 * (arithmetic.exponential + U32 * (len(self.edges) + 4 + 2 * self._height())) * magnitude
-        written = find(arithmetic.output)
-        hard = hard * scale
-        return hard + ulp(out * scale + hard, written) / 2
+def _variances(tally: Tally, scale: float, coherence: Tensor, shift: Tensor | None) -> _Parts:
+    arithmetic, moments, out = tally.arithmetic, tally.moments, tally.out
+    squares = moments.about_zero(PROBABILITY)
+    tokens = coherence * (moments.about(PROBABILITY, out) if tally.rounded_sum else squares)
+    if shift is not None:
+        tokens = tokens + torch.maximum(shift.square(), tally.operand + moments.about(OPERAND, out))
+    flushed = tally.flushed
+    if tally.rounded_sum:  # the sum is smaller by what is missing from it
+        flushed = (flushed - tally.flushed_mass * out) / (1 - tally.flushed_mass).clamp(min=U32)
+    known, written = find(arithmetic.probability), find(arithmetic.output)
+    # sum p^2 v^2, as far as it can be had from the variance of the roundings of p.
+    squares = squares / (UNIFORM * (2 * known.unit_roundoff) ** 2)
+    spacing = ulp(out * scale * (1 + written.unit_roundoff), written) / scale
+    twice = tally.merges and arithmetic.partial == arithmetic.output
+    return _Parts(
+        tokens=tokens,
+        common=moments.mass(SINGLE) * moments.about(SINGLE, out)
+        + UNIFORM * (2 * U32) ** 2 * (STEPS + tally.sum_depth) * out.square(),
+        sums=flushed.square() + UNIFORM * (2 * U32) ** 2 * tally.depth * (out.square() + squares),
+        partials=tally.partials.variance.double() if tally.merges else torch.zeros_like(out),
+        last=tally.partials.second_rounding(out, spacing) if twice else known_rounding(out, tokens, spacing),
+    )
 
-    def _height(self) -> Tensor:
-        """Measure how large the logarithms are that are added, [rows, 1]."""
-        return self.truth.maximum.abs() + self.truth.total.log() + 1
 
-    def _lse(self) -> Tensor:
-        """Bound the error of the log-sum-exp, [rows, 1]: of the scores, of the sum, of the logarithm and its addition."""
-        arithmetic = self.arithmetic
-        moved = self.moments.mass(_BOUND) + U32 * (self.sum_depth + STEPS) + arithmetic.exponential
-        if arithmetic.normaliser == "rounded":
-            moved = moved + self.bound_mass
-        # Base-two kernels multiply the maximum by log2(e) and the result by ln 2; each is a rounding of the whole.
-        return moved / (1 - moved).clamp(min=0) + (arithmetic.exponential + 8 * U32) * self._height()
+def _shares(tally: Tally, parts: _Parts, scale: float, coherence: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Work out effective tokens, their share, effective elements and the spread, each [rows]."""
+    arithmetic, single = tally.arithmetic, parts.single
+    written, part = find(arithmetic.output), find(arithmetic.partial)
+    elements = effective_elements(tally.out * scale, single, written)
+    squares = parts.last.sum(1).square() + parts.sums.sum(1).square()
+    if tally.merges:
+        squares = squares + tally.partials.squares
+        if part.significand <= written.significand:
+            leader = tally.partials.leader.double() * scale
+            elements = torch.minimum(elements, effective_elements(leader, single, part))
+    row = (parts.tokens + parts.common + single).sum(1)
+    tokens, common = parts.tokens.sum(1) / row, parts.common.sum(1) / row
+    number = tally.sharing.effective_tokens(coherence[:, 0], effective_number(parts.tokens))
+    inverse = tokens.square() / number + common.square() * (NORMAL_EXCESS / EXCESS)
+    share = tokens + common
+    # An element's error is a sum of a few uniform ones: the more it has, the closer to a normal one. The last term is the
+    # product of the two kinds of error, which a square has as well.
+    few = (squares / single.sum(1).square()).clamp(max=1)
+    excess = NORMAL_EXCESS - (NORMAL_EXCESS - EXCESS) * few
+    spread = EXCESS * inverse + (1 - share) * (excess * (1 - share) + 4 * share) / elements
+    return torch.where(share > 0, share.square() / inverse, 1.0), share, elements, spread.sqrt()
 
-    def _lse_variance(self, coherent: Tensor) -> Tensor:
-        """Estimate the variance of the log-sum-exp's error, [rows, 1]: the terms of its bound, those of fp32 in common."""
-        height = (self.arithmetic.exponential + 8 * U32) * self._height()
-        variance = self.moments.mass(_SINGLE).square() + UNIFORM * (2 * U32) ** 2 * self.sum_depth + height.square()
-        if self.arithmetic.normaliser == "rounded":
-            variance = variance + coherent * self.moments.mass(_PROBABILITY)
-        return variance + self.shift_mass.square()
 
-    def _store(self, *parts: tuple[Tensor, Tensor]) -> None:
-        problem, empty = self.context.problem, self.context.seen == 0
-        for record, values in parts:
-            values = values.view(len(empty), -1).masked_fill(empty, 0.0)
-            record[self.context.request] = values.view(problem.query_tokens, problem.heads, *record.shape[3:])
+def _hard(tally: Tally, scale: float) -> Tensor:
+    arithmetic, out, mass = tally.arithmetic, tally.out.abs(), tally.moments.mass(BOUND)
+    hard = tally.bound + (find(arithmetic.operand).unit_roundoff * tally.absolute if arithmetic.operand else 0.0)
+    if tally.rounded_sum:
+        hard = (hard + tally.bound_mass * out) / (1 - tally.bound_mass).clamp(min=0)
+    hard = hard + (mass * tally.moments.about(BOUND, tally.out)).sqrt() / (1 - mass).clamp(min=0)
+    hard += U32 * (tally.depth + 2 * tally.updates + STEPS) * (tally.absolute + out)
+    if tally.merges:
+        magnitude = tally.partials.magnitude.double() + hard
+        # Rounding moves what was already moved, and may do so in the next binade.
+        hard = hard + tally.partials.bound + 2 * find(arithmetic.partial).unit_roundoff * hard
+        hard += 2 * (arithmetic.exponential + U32 * (len(tally.edges) + 4 + 2 * _height(tally))) * magnitude
+    hard = hard.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(max=_FARTHEST) * scale
+    return hard + ulp(out * scale + hard, find(arithmetic.output)) / 2
+
+
+def _height(tally: Tally) -> Tensor:
+    """Measure how large the logarithms are that are added, [rows, 1]."""
+    return tally.truth.maximum.abs() + tally.truth.total.log() + 1
+
+
+def _logarithm(tally: Tally) -> Tensor:
+    """Bound the error of taking the logarithm and adding the maximum, [rows, 1].
+
+    Base-two kernels multiply the maximum by log2(e) and the result by ln 2; each is a rounding of the whole.
+    """
+    return (tally.arithmetic.exponential + 8 * U32) * _height(tally)
+
+
+def _lse_hard(tally: Tally) -> Tensor:
+    """Bound the error of the log-sum-exp, [rows, 1]: that of the scores, of the sum and of the logarithm."""
+    moved = tally.moments.mass(BOUND) + U32 * (tally.sum_depth + STEPS) + tally.arithmetic.exponential
+    if tally.rounded_sum:
+        moved = moved + tally.bound_mass
+    # A sum that may be anything between nothing and twice itself has a logarithm without a bound.
+    return torch.where(moved < 1, moved / (1 - moved), torch.inf) + _logarithm(tally)
+
+
+def _lse_variance(tally: Tally, moved: Tensor | None) -> Tensor:
+    """Estimate the variance of the log-sum-exp's error, [rows, 1]: the terms of its bound, those of fp32 in common."""
+    moments = tally.moments
+    variance = moments.mass(SINGLE).square() + UNIFORM * (2 * U32) ** 2 * tally.sum_depth + _logarithm(tally).square()
+    if tally.rounded_sum:
+        lost = tally.flushed_mass.clamp(max=1 - U32)
+        variance = variance + tally.mass_coherence() * moments.mass(PROBABILITY) + (1 - lost).log().square()
+    if moved is not None:
+        variance = variance + torch.maximum(moved.square(), moments.mass(OPERAND))
+    return variance

@@ -84,9 +84,7 @@ def _stream(problem: Problem, requests: list[int], limit: int) -> tuple[Tensor, 
         slots = starts[:active, None] + torch.minimum(position, last[:active, None])
         cache = decode(gather(problem, problem.slots[slots.view(-1)]), find(problem.cache_format))
         cache = cache.view(active, len(position), problem.width)
-        scores = torch.baddbmm(
-            cache.new_empty(()), query[:active], cache.transpose(1, 2), beta=0, alpha=problem.score_scale
-        )
+        scores = torch.baddbmm(cache.new_empty(()), query[:active], cache.transpose(1, 2), beta=0, alpha=problem.score_scale)
         if start + len(position) > max(0, lengths[active - 1] - problem.query_tokens + 1):
             hidden = position >= seen[:active, :, None]
             by_token = scores.view(active, problem.query_tokens, problem.heads, len(position))

@@ -8,7 +8,7 @@ Source: the equations in ``decode``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -33,15 +33,21 @@ class Piece:
     scores: Tensor
 
 
-class Context:
-    """One request's context."""
+#: Changes decoded values that are multiplied by a scale: (values fp64, scale) to fp64.
+Change = Callable[[Tensor, float], Tensor]
 
-    def __init__(self, problem: Problem, request: int) -> None:
-        self.problem, self.request = problem, request
+
+class Context:
+    """One request's context, its decoded query and rows changed on the way if asked for."""
+
+    def __init__(self, problem: Problem, request: int, query: Change | None = None, keys: Change | None = None) -> None:
+        self.problem, self.request, self._change = problem, request, keys
         self.length = problem.lengths[request]
         self.rows = problem.query_tokens * problem.heads
         #: Decoded query, fp64 [rows, D].
         self.query = decode(problem.query[request], find(problem.query_format)).double().view(self.rows, problem.width)
+        if query:
+            self.query = query(self.query, problem.query_scale)
         seen = torch.tensor(visible(self.length, problem.query_tokens), device=self.query.device)
         #: Tokens that each row sees, int64 [rows, 1].
         self.seen = seen.repeat_interleave(problem.heads)[:, None]
@@ -60,6 +66,8 @@ class Context:
             stop = min(start + self._tokens, self.length)
             codes = gather(self.problem, self.problem.slots[offset + start : offset + stop])
             keys = decode(codes, find(self.problem.cache_format)).double()
+            if self._change:
+                keys = self._change(keys, self.problem.cache_scale)
             scores = (self.query @ keys.T).mul_(self.problem.score_scale)
             if stop > self.length - self.problem.query_tokens + 1:
                 scores.masked_fill_(torch.arange(start, stop, device=keys.device) >= self.seen, -torch.inf)
@@ -81,6 +89,11 @@ class Softmax:
     out: Tensor
     #: Largest magnitude in V, at least the smallest normal fp32 value.
     height: float
+
+    @property
+    def lse(self) -> Tensor:
+        """Natural logarithm of the sum of exponentials, fp64 [rows, 1]."""
+        return self.maximum + self.total.log()
 
 
 def softmax(context: Context) -> Softmax:

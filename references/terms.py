@@ -8,6 +8,7 @@ Source: the derivation in ``budget``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from references.arithmetic import Arithmetic
 from references.formats import Format, find, round, ulp
-from references.pieces import Context, Piece, Softmax
+from references.pieces import Change, Context, Piece, Softmax
+from references.problem import Problem
 
 #: Mean square of an error that is uniform within half a spacing, over the square of the spacing.
 UNIFORM = 1 / 12
@@ -26,6 +28,8 @@ U32 = 2.0**-24
 #: fp32 roundings on the way of one value besides sums and exponentials: scales multiplied together, applied to the score and
 #: to V, weights of the merge, the division by the sum. More than any kernel here needs.
 STEPS = 16
+#: A score error whose exponential says nothing any more, but whose square is still an fp32 value: e^40 = 2e17.
+_LARGE = 40.0
 
 
 class InUse:
@@ -125,36 +129,23 @@ def score_errors(arithmetic: Arithmetic, context: Context, piece: Piece, softmax
     # A sum of D products in random order: its partial sums are at most the product plus a random walk.
     single = product.square_().add_(squares).mul_(UNIFORM * (2 * U32) ** 2 * terms).sqrt_().add_(exponential)
     relative = sum(find(name).unit_roundoff for name in (arithmetic.operand, arithmetic.query) if name)
-    return ScoreErrors(single=single, bound=magnitudes.mul_(1.01 * relative + U32 * terms).add_(exponential).expm1_())
+    bound = magnitudes.mul_(1.01 * relative + U32 * terms).add_(exponential)
+    return ScoreErrors(single=single, bound=bound.clamp_(max=_LARGE).expm1_())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperandErrors:
-    """What rounding operands after their scale does, as it is known from their codes."""
-
-    #: Error of each row of V over its height, fp32 [n, L].
-    values: Tensor
-    #: Error of each score, natural-log units, fp64 [rows, n]; zero where a row does not see a token.
-    scores: Tensor
-
-
-def operand_errors(arithmetic: Arithmetic, context: Context, piece: Piece, height: float) -> OperandErrors | None:
-    """Work out what rounding operands does to a piece; None if nothing is rounded."""
-    problem = context.problem
+def rounded_context(arithmetic: Arithmetic, problem: Problem, request: int) -> Context | None:
+    """Make a request's context with its operands rounded; None if none are."""
     if not (arithmetic.operand or arithmetic.query):
         return None
-    keys = _rounded(piece.keys, problem.cache_scale, arithmetic.operand)
-    query = _rounded(context.query, problem.query_scale, arithmetic.query)
-    scores = (query @ keys.T).mul_(problem.score_scale).sub_(piece.scores).masked_fill_(piece.scores == -torch.inf, 0.0)
-    values = (keys - piece.keys)[:, : problem.latent].div_(height)
-    return OperandErrors(values=values.to(torch.float32), scores=scores)
+    return Context(problem, request, query=_rounding(arithmetic.query), keys=_rounding(arithmetic.operand))
 
 
-def _rounded(values: Tensor, scale: float, name: str | None) -> Tensor:
+def _rounding(name: str | None) -> Change | None:
     if name is None:
-        return values
+        return None
+    known = find(name)
     # As kernels do: the product is an fp32 one.
-    return round((values.to(torch.float32) * scale), find(name)).double().div_(scale)
+    return lambda values, scale: round(values.to(torch.float32) * scale, known).double().div_(scale)
 
 
 class Moments:
@@ -198,6 +189,11 @@ class Partials:
         self._part = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
         #: Variance, bound and sum of magnitudes of what is merged, fp32 [rows, L], in units of V over its height.
         self.variance, self.bound, self.magnitude = (torch.zeros_like(self._part) for _ in range(3))
+        #: Sum over splits of the square of a row's variance, fp32 [rows].
+        self.squares = self._mass.new_zeros(len(like))
+        #: Output of each row's heaviest split, its variance after the merge, fp32 [rows, L], and its weight, fp32 [rows, 1].
+        self.leader, self.leader_variance = torch.zeros_like(self._part), torch.zeros_like(self._part)
+        self.leader_mass = torch.zeros_like(self._mass)
 
     def add(self, piece: Piece, weights: Tensor, values: Tensor) -> None:
         """Add tokens: weights [rows, n] and v [n, L], fp32; splits that end here are closed."""
@@ -209,10 +205,55 @@ class Partials:
                 self._close()
 
     def _close(self) -> None:
-        written = self._part.mul(self._scale).div_(self._mass.clamp(min=2.0**-126))
-        error = ulp(written, self._known).mul_(self._mass / abs(self._scale))
-        self.variance.addcmul_(error, error, value=UNIFORM)
+        out = self._part / self._mass.clamp(min=2.0**-126)
+        error = ulp(out * self._scale, self._known).mul_(self._mass / abs(self._scale))
+        variance = error.square() * UNIFORM
+        self.variance += variance
+        self.squares += variance.sum(1).square()
         self.bound.add_(error, alpha=0.5)
         self.magnitude += self._part.abs()
+        leads = self._mass > self.leader_mass
+        self.leader = torch.where(leads, out, self.leader)
+        self.leader_variance = torch.where(leads, variance, self.leader_variance)
+        self.leader_mass = torch.where(leads, self._mass, self.leader_mass)
         self._part.zero_()
         self._mass.zero_()
+
+    def second_rounding(self, out: Tensor, spacing: Tensor) -> Tensor:
+        """Work out the variance of rounding the merged output to the same format, fp64 [rows, L].
+
+        Where one split has nearly all the weight the merge starts from a value of the format, and rounding goes back to it
+        however far the others have moved it: a known error of up to half a spacing, not one of mean square 1 / 12.
+
+        Args:
+            out: merged output over its height, fp64 [rows, L].
+            spacing: the format's spacing there, in the same units.
+
+        Source: the Fourier series of the squared distance to the next integer, damped by the variance of what the other
+        splits add.
+        """
+        # The leader's own rounding counts as far as its weight is not one.
+        rest = self.variance - self.leader_variance * (1 - (1 - self.leader_mass).square())
+        return known_rounding(out - self.leader, rest.double(), spacing)
+
+
+def known_rounding(moved: Tensor, noise: Tensor, spacing: Tensor) -> Tensor:
+    """Work out the mean square of rounding what is ``moved`` away from a grid, [rows, L].
+
+    A row led by one token, of a value that the output format has, is rounded back to that value however far the others have
+    moved it: a known error, the same for all elements of a significand, and not one of mean square 1 / 12.
+
+    Args:
+        moved: distance from a point of the grid, [rows, L].
+        noise: variance of that distance, [rows, L].
+        spacing: of the grid, [rows, L].
+
+    Source: the Fourier series of the squared distance to the next integer, damped by the noise.
+    """
+    turns = (moved / spacing).mul_(2 * math.pi)
+    damping = (noise / spacing.square()).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
+    waves = -damping * turns.cos() + damping.pow(4) * (2 * turns).cos() / 4 - damping.pow(9) * (3 * turns).cos() / 9
+    uniform = UNIFORM * spacing.square()
+    known = uniform + waves.mul_(spacing.square() / math.pi**2)
+    # A kernel may round off the grid after all: less than uniform is not granted to an element.
+    return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), torch.maximum(known, uniform), uniform)

@@ -9,9 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from interpreter_kernels import FOREIGN, cast, cast_toward_zero, combine, product, run, scaled, total_of
-
 from harness.emulation import interpreter_floats as floats
+from tests.interpreter_kernels import FOREIGN, cast, cast_toward_zero, combine, product, run, scaled, total_of
 
 pytestmark = pytest.mark.skipif(FOREIGN is not None, reason=str(FOREIGN))
 

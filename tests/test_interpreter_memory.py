@@ -10,10 +10,9 @@ import torch
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from interpreter_kernels import FOREIGN, combine, count_up, indirect, last_program, product, put, run, take, total_of  # noqa: E402
-
 from harness.emulation.interpreter import interpreted, mended  # noqa: E402
 from harness.emulation.interpreter_memory import IntegerFault, MemoryFault  # noqa: E402
+from tests.interpreter_kernels import FOREIGN, combine, count_up, indirect, last_program, product, put, run, take, total_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(FOREIGN is not None, reason=str(FOREIGN))
 
@@ -147,9 +146,13 @@ def test_a_tensor_that_is_not_on_the_cpu_is_refused() -> None:
 
 def state() -> dict[str, Any]:
     import triton.runtime.interpreter as source
+    from triton.language.semantic import TritonSemantic
 
-    owners = [tl, tl.core, tl.math, tl.standard, tl.random, tl.tensor, tl.dtype, source, source.InterpreterBuilder,
-              source.ReduceOps, source.GridExecutor, source.InterpretedFunction, source.interpreter_builder]  # fmt: skip
+    owners = [
+        *(tl, tl.core, tl.math, tl.standard, tl.random, tl.tensor, tl.dtype, tl.core.block_type, TritonSemantic, source),
+        *(source.InterpreterBuilder, source.ReduceOps, source.GridExecutor, source.InterpretedFunction),
+        source.interpreter_builder,
+    ]
     return {f"{owner}.{name}": value for owner in owners for name, value in vars(owner).items()
             if name not in ("grid_idx", "grid_dim", "rewritten_fn")}  # fmt: skip
 

@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import textwrap
 import tomllib
+import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -229,12 +230,12 @@ def test_constraints_are_exact_versions_and_nothing_else() -> None:
 
 def test_every_session_explains_itself_with_its_own_command(noxfile: ModuleType) -> None:
     source = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-    names = re.findall(r"@nox\.session\ndef (\w+)", source)
+    names = re.findall(r"@nox\.session.*\ndef (\w+)", source)
     assert {"gate", "tests", "lint", "typecheck", "bench"} <= set(names)
     assert set(noxfile.nox.options.sessions) <= set(names)
     for name in names:
         manual = getattr(noxfile, name).__doc__
-        assert manual and f"nox -s {name}" in manual, f"session {name} does not show its command"
+        assert manual and f"nox -s {name.replace('_', '-')}" in manual, f"session {name} does not show its command"
 
 
 def test_ci_runs_each_default_session_and_the_readmes_test_command(noxfile: ModuleType) -> None:
@@ -253,3 +254,8 @@ def test_packages_named_for_installation_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]:
         assert (ROOT / pattern.rstrip("*") / "__init__.py").exists()
+
+
+def test_a_warning_in_a_test_is_an_error() -> None:
+    with pytest.raises(UserWarning, match="on purpose"):
+        warnings.warn("on purpose", stacklevel=1)

@@ -180,6 +180,15 @@ def test_the_answer_needs_no_order_of_programs_and_no_undefined_value(
     assert torch.equal(one.out, two.out) and torch.equal(one.lse, two.lse)
 
 
+def test_sharing_types_between_tensors_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(heads=5, lengths=(300, 0, 65), query_tokens=2, cache_format="e4m3fn", latent=100, rope=24)
+    one, two = make_inputs(case), make_inputs(case)
+    BACKEND.run(one)
+    monkeypatch.setattr("harness.emulation.interpreter_types.shared_types", list)
+    BACKEND.run(two)
+    assert torch.equal(one.out, two.out) and torch.equal(one.lse, two.lse)
+
+
 def test_rows_past_four_gibibytes_are_reached() -> None:
     case = Case(heads=2, lengths=(65,), placement="high", pool_rows=4_200_000, page_size=64)
     assert case.pool_rows * case.width * 2 > 1 << 32

@@ -25,7 +25,9 @@ def make(name: str, label: str | None = None) -> Backend:
     except ModuleNotFoundError as error:
         if error.name and not path.startswith(error.name):
             raise
-        raise NotInstalled(f"{name} needs the module {path}, which Python does not find: put its folder on PYTHONPATH") from error
+        raise NotInstalled(
+            f"{name} needs the module {path}, which Python does not find: put its folder on PYTHONPATH"
+        ) from error
     if not hasattr(module, "make"):
         raise UnknownBackend(f"{path} has no make(name, label) -> Backend, so {name} cannot be made")
     backend: Backend = module.make(name, label)

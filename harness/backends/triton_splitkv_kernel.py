@@ -58,20 +58,37 @@ def tokens_per_split(length, STEP: tl.constexpr, SPLITS: tl.constexpr):
     return tl.cdiv(tl.cdiv(length, SPLITS), STEP) * STEP
 
 
-@triton.jit
+# Triton compiles a kernel anew for each set of whole numbers that are 1 or multiples of 16. Only the strides of the pool pay
+# for it, with wide loads; the others would make it compile for nearly every case.
+_PLAIN_NUMBERS = (
+    "tokens",
+    "heads",
+    "page_size",
+    "nope_request",
+    "nope_token",
+    "nope_head",
+    "rope_request",
+    "rope_token",
+    "rope_head",
+    "table_width",
+    "parts",
+)
+
+
+@triton.jit(do_not_specialize=_PLAIN_NUMBERS)
 def attend(
     nope, rope, cache, table, table_starts, lengths, partial, partial_lse, softmax_scale, query_scale, cache_scale,
-    tokens, heads, page_size, nope_request, nope_token, nope_head, nope_element, rope_request, rope_token, rope_head,
-    rope_element, page_stride, token_stride, table_width, parts,
+    tokens, heads, page_size, nope_request, nope_token, nope_head, rope_request, rope_token, rope_head,
+    page_stride, token_stride, table_width, parts,
     LATENT: tl.constexpr, LATENT_TILE: tl.constexpr, ROPE: tl.constexpr, ROPE_TILE: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, RAGGED: tl.constexpr,
     QUERY: tl.constexpr, CACHE: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
     """Write one split's output and log-sum-exp of ROWS query rows.
 
-    nope [B, S, H, L] and rope [B, S, H, R] query codes; cache [P, T, D] codes, unit stride in D; table page ids, int32
-    [B, W], or [sum] with table_starts int32 [B + 1]; lengths int32 [B]; partial fp32 [B, S * H, K, L], partial_lse fp32
-    [B, S * H, K], natural log.
+    nope [B, S, H, L] and rope [B, S, H, R] query codes, cache [P, T, D] codes, each with unit stride in its last axis;
+    table page ids, int32 [B, W], or [sum] with table_starts int32 [B + 1]; lengths int32 [B]; partial fp32
+    [B, S * H, K, L], partial_lse fp32 [B, S * H, K], natural log.
     """
     request = tl.program_id(0)
     split = tl.program_id(2)
@@ -89,7 +106,7 @@ def attend(
         where = request.to(tl.int64) * nope_request + token.to(tl.int64) * nope_token + head.to(tl.int64) * nope_head
         query = widen(
             tl.load(
-                nope + where[:, None] + (latent * nope_element)[None, :],
+                nope + where[:, None] + latent[None, :],
                 mask=row_live[:, None] & latent_live[None, :],
                 other=0.0,
             ),
@@ -102,7 +119,7 @@ def attend(
             where = request.to(tl.int64) * rope_request + token.to(tl.int64) * rope_token + head.to(tl.int64) * rope_head
             query_turn = widen(
                 tl.load(
-                    rope + where[:, None] + (turn * rope_element)[None, :],
+                    rope + where[:, None] + turn[None, :],
                     mask=row_live[:, None] & turn_live[None, :],
                     other=0.0,
                 ),
@@ -154,7 +171,7 @@ def attend(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens", "heads", "parts"))
 def merge(
     partial, partial_lse, lengths, out, lse, tokens, heads, parts,
     LATENT: tl.constexpr, LATENT_TILE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,

@@ -114,7 +114,10 @@ def _mend(scope: _Scope, undefined: str, reverse: bool) -> None:
     import triton.runtime.interpreter as source
 
     from harness.emulation.interpreter_mends import builder_mends, module_mends, reduction_mends
+    from harness.emulation.interpreter_types import shared_types
 
+    for owner, name, value in shared_types():
+        scope.set(owner, name, value)
     launch = _Launch(scope, source, reverse)
     for name, method in builder_mends(source, launch, poison=undefined == "poison").items():
         scope.set(source.InterpreterBuilder, name, method)

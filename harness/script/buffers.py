@@ -96,8 +96,9 @@ def bits(tensor):
 
 slots = [torch.tensor([page * T + i for page in pages for i in range(T)][:N], dtype=torch.int64)
          for pages, N in zip(PAGES, LENGTHS)]
-pool = torch.empty(POOL_ELEMENTS, dtype=CACHE_TYPE)
-bits(pool).fill_(POISON)  # all that the kernel must not use
+pool = torch.zeros(POOL_ELEMENTS, dtype=CACHE_TYPE)
+if POOL_ELEMENTS < 2**28:
+    bits(pool).fill_(POISON)  # all that the kernel must not use; of a larger pool, nothing: it stays mapped lazily
 cells = bits(pool).as_strided((POOL_PAGES, T, D), (PAGE_STRIDE, ROW_STRIDE, 1))
 for b in reversed(range(B)):  # the first request owns the pages that others share with it
     cells[slots[b] // T, slots[b] % T] = bits(rows[b])

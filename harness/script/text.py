@@ -10,6 +10,7 @@ import torch
 
 from harness.backends.protocol import Backend
 from harness.case import Case
+from harness.extremes import NARROW
 from harness.inputs import UNABSORBED, Inputs, make_inputs
 from harness.measure import measure_truth
 from harness.regimes import Regime
@@ -195,10 +196,10 @@ def row_limits(inputs: Inputs, regime: Regime, first: tuple[tuple[int, int, int]
     """Derive how far a correct kernel may be off, in the rows that see a token."""
     problem = inputs.problem()
     truth = measure_truth(problem, oracle(problem), regime)
-    norm_square = truth.variance.sum(-1) * (1 + truth.row_limit * truth.spread).clamp_min(1)
-    norm = torch.minimum(norm_square.sqrt(), regime.accuracy * truth.out.norm(dim=-1))
+    norm = (truth.variance.sum(-1) * (1 + truth.row_limit * truth.spread.clamp_min(NARROW))).sqrt()
+    accurate = torch.where(truth.conditioned, regime.accuracy * truth.out.norm(dim=-1), torch.inf)
+    norm = torch.minimum(norm, accurate)
     element = torch.minimum(truth.variance.sqrt() * truth.element_limit, truth.hard * regime.limits.hard).amax(-1)
-    lse = truth.lse_hard * regime.limits.lse
     live = [tuple(int(part) for part in where) for where in truth.live.nonzero()]
     heads = inputs.case.heads
     keys = {(b, row // heads, row % heads): (b, row) for b, row in live}
@@ -206,7 +207,7 @@ def row_limits(inputs: Inputs, regime: Regime, first: tuple[tuple[int, int, int]
     return RowLimits(
         norm={where: float(norm[keys[where]]) for where in chosen},
         element={where: float(element[keys[where]]) for where in chosen},
-        lse={where: float(lse[keys[where]]) for where in chosen},
+        lse={where: float(truth.lse_limit[keys[where]]) for where in chosen},
     )
 
 

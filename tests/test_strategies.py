@@ -1,0 +1,170 @@
+"""Random cases lie where they were asked to lie, reach every edge, and shrink to plain ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, find, given, settings
+
+from harness.case import CONTENTS, Case
+from harness.plan import Pair
+from harness.profiles import PROFILES
+from harness.regimes import load
+from harness.strategies import AXES, DENSE, NoSuchCase, acceptance, cases, domain, lengths_table
+from tests.stubs import make, write_regimes
+
+CPU = torch.device("cpu")
+SMOKE = PROFILES["smoke"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    regimes = load(write_regimes(tmp_path_factory.mktemp("regimes")))
+    return Pair(backend=make("python:tests.stubs:right"), regime=regimes.named("few-heads"))
+
+
+def draw(pair: Pair, count: int, profile: str = "smoke") -> list[Case]:
+    drawn: list[Case] = []
+
+    @hypothesis.seed(1)
+    @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(cases(pair.regime, PROFILES[profile], pair.backend))
+    def collect(case: Case) -> None:
+        drawn.append(case)
+
+    collect()
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def drawn(pair: Pair) -> list[Case]:
+    return draw(pair, 400)
+
+
+def test_every_drawn_case_lies_in_the_regime_and_the_contract(pair: Pair, drawn: list[Case]) -> None:
+    accepts = acceptance(pair.regime, pair.backend)
+    assert all(accepts(case) for case in drawn)
+
+
+def test_no_draw_is_thrown_away(pair: Pair, drawn: list[Case]) -> None:
+    assert len(drawn) == 400
+
+
+def test_the_same_seed_draws_the_same_cases(pair: Pair) -> None:
+    assert draw(pair, 30) == draw(pair, 30)
+
+
+def test_every_value_of_every_axis_is_drawn(pair: Pair, drawn: list[Case]) -> None:
+    known = domain(pair.regime, SMOKE, acceptance(pair.regime, pair.backend))
+    for axis in known.axes:
+        found = {tuple(getattr(case, field) for field in axis.fields) for case in drawn}
+        assert found == set(axis.values), axis.fields
+    assert {case.content for case in drawn} == set(CONTENTS)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129])
+def test_edges_are_drawn(drawn: list[Case], length: int) -> None:
+    assert any(length in case.lengths for case in drawn)
+
+
+def test_some_requests_are_shorter_than_their_query_tokens(drawn: list[Case]) -> None:
+    assert any(0 < min(case.lengths) < case.query_tokens for case in drawn)
+
+
+def test_most_cases_are_small_and_some_are_large(drawn: list[Case]) -> None:
+    sizes = sorted(max(case.lengths) for case in drawn)
+    assert sizes[len(sizes) // 2] <= 2 * DENSE
+    assert sizes[-1] > SMOKE.longest // 2
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_bounds_the_size_of_its_cases(pair: Pair, profile: str) -> None:
+    limits = PROFILES[profile]
+    for case in draw(pair, 60, profile):
+        assert max(case.lengths) <= limits.longest
+        assert case.batch <= limits.batch
+        # One request is always kept, and one head and query token are never too many.
+        assert case.batch == 1 or sum(case.lengths) <= limits.tokens
+        assert case.heads * case.query_tokens == 1 or case.heads * case.query_tokens * sum(case.lengths) <= limits.scores
+
+
+def test_edges_are_drawn_more_often_than_their_neighbours() -> None:
+    counts = Counter(lengths_table(1000))
+    assert counts[64] > counts[60] == 1
+    assert set(range(DENSE)) <= set(counts)
+    assert {511, 512, 513} <= set(counts)
+
+
+def test_a_table_of_lengths_ascends() -> None:
+    table = lengths_table(5000, tiles=(96,))
+    assert list(table) == sorted(table)
+    assert {95, 96, 97, 96 * 8 + 1} <= set(table)
+    assert max(table) <= 5000
+
+
+def test_shrinking_heads_for_the_plain_case(pair: Pair) -> None:
+    strategy = cases(pair.regime, SMOKE, pair.backend)
+    quiet = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck), max_examples=500)
+    assert find(strategy, lambda case: True, settings=quiet) == Case(heads=1, lengths=(0,))
+    assert find(strategy, lambda case: max(case.lengths) >= 65, settings=quiet) == Case(heads=1, lengths=(65,))
+    shrunk = find(strategy, lambda case: case.page_size > 1 and case.placement != "identity", settings=quiet)
+    assert (shrunk.page_size, shrunk.placement, shrunk.heads, shrunk.batch) == (2, "permuted", 1, 1)
+
+
+def test_clashing_axes_move_towards_the_plain_case_instead_of_being_thrown_away(pair: Pair) -> None:
+    """A backend that accepts paddings only with page size 1 gets cases of both sides, and no rejected ones."""
+
+    class Picky:
+        name, capabilities = pair.backend.name, pair.backend.capabilities
+
+        def why_not(self, case: Case, device: torch.device) -> str | None:
+            if case.page_size > 1 and (case.token_padding or case.query_tokens > 1):
+                return "cannot"
+            return pair.backend.why_not(case, device)
+
+        run = pair.backend.run
+
+    made = draw(Pair(backend=Picky(), regime=pair.regime), 300)
+    assert all(Picky().why_not(case, CPU) is None for case in made)
+    assert any(case.token_padding for case in made)
+    assert any(case.page_size > 1 for case in made)
+
+
+def test_a_regime_without_an_accepted_case_is_an_error(pair: Pair) -> None:
+    class Never:
+        name, capabilities, run = pair.backend.name, pair.backend.capabilities, pair.backend.run
+
+        def why_not(self, case: Case, device: torch.device) -> str | None:
+            return "never"
+
+    with pytest.raises(NoSuchCase, match="no case of this regime"):
+        cases(pair.regime, SMOKE, Never())
+
+
+def test_a_regime_that_needs_many_long_requests_is_entered(tmp_path: Path) -> None:
+    text = write_regimes(tmp_path).read_text().replace(
+        "heads = { min = 1, max = 4 }", "heads = { min = 1, max = 4 }\nbatch = { min = 64, max = 128, multiple_of = 64 }\n"
+        "lengths = { min = 200, max = 4000 }"
+    )  # fmt: skip
+    path = tmp_path / "wide.toml"
+    path.write_text(text)
+    pair = Pair(backend=make("python:tests.stubs:right"), regime=load(path).named("few-heads"))
+    made = draw(pair, 20)
+    assert made
+    assert all(case.batch == 64 and min(case.lengths) >= 200 for case in made)
+
+
+def test_plain_values_stand_first_in_every_axis() -> None:
+    plain = Case(heads=1, lengths=(1,))
+    for axis in AXES:
+        assert axis.values[0] == tuple(getattr(plain, field) for field in axis.fields)
+        assert len(set(axis.values)) == len(axis.values)
+    fields = list(itertools.chain.from_iterable(axis.fields for axis in AXES))
+    assert len(set(fields)) == len(fields)
+    assert set(Case.__dataclass_fields__) - set(fields) == {"heads", "query_tokens", "lengths", "seed"}
