@@ -67,7 +67,7 @@ def test_the_command_works(command: str, tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_is_noticed(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="no such command|invalid choice"):
+    with pytest.raises(AssertionError, match=r"invalid choice"):
         run("nox -s mla-gate -- sow v1:H=12:end", tmp_path)
 
 
@@ -80,9 +80,7 @@ def table() -> list[str]:
 def test_the_table_has_a_row_for_every_default_backend_and_regime() -> None:
     told = {tuple(line.split()[:2]) for line in table()[2:] if line and not line.startswith("mla-gate:")}
     plan = make_plan(load(), device="cpu")
-    assert {(pair.backend.name, pair.regime.name) for pair in plan.pairs} == {
-        row for row in told if row[1] != "(contract)"
-    }
+    assert {(pair.backend.name, pair.regime.name) for pair in plan.pairs} == {row for row in told if row[1] != "(contract)"}
 
 
 def test_the_table_shows_a_run_that_passed() -> None:
