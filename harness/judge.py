@@ -205,8 +205,8 @@ class _Bench:
         request, row = divmod(int(strayed.argmax()), strayed.shape[1])
         token, head = divmod(row, self.inputs.case.heads)
         message = (
-            f"{self.inputs.case}\n  ours: the fp32 reference strays from the fp64 oracle by {float(strayed.max()):.3g} units of "
-            f"what fp32 explains (limit {limit:.3g}), most in row {[request, token, head]}; nothing is known of the backend"
+            f"{self.inputs.case}\n  ours: the fp32 reference strays from the fp64 oracle by {float(strayed.max()):.3g} units "
+            f"of what fp32 explains (limit {limit:.3g}), most in row {[request, token, head]}; nothing is known of the backend"
         )
         return Verdict(kind="ERROR", message=message)
 
@@ -252,7 +252,7 @@ class _Bench:
             for name, model in NULLS.items():
                 if nulls.get(name) != "seen":
                     state = _score_null(model, view, yardstick)
-                    if state is not None and nulls.get(name) != "passed" or state == "seen":
+                    if (state is not None and nulls.get(name) != "passed") or state == "seen":
                         nulls[name] = state or "same"
             for name, model in SENSITIVITIES.items():
                 if not seen.get(name):

@@ -283,7 +283,8 @@ def _plain_case(accepts: Accepts, where: Region) -> Case:
             continue
         if accepts(case):
             return case
-    raise NoSuchCase("no case of this regime lies in the backend's contract: mend the regime's `where`, or leave the backend out")
+    told = "no case of this regime lies in the backend's contract"
+    raise NoSuchCase(f"{told}: mend the regime's `where`, or leave the backend out")
 
 
 def _within(where: Region, field: str, values: Sequence[Any]) -> tuple[Any, ...]:
