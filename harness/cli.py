@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,9 +196,8 @@ def _replay(given: Any) -> int:
 
 
 def _shrink(given: Any) -> int:
-    from harness.repro import save
     from harness.report.failure import panel
-    from harness.run import Result
+    from harness.repro import save
     from harness.search import Finding, nature
     from harness.shrink import shrink
 
