@@ -25,6 +25,8 @@ GUARD_BYTES = 4096
 GUARD_BYTE = 0xFF
 #: Above this many bytes on the host a buffer is mapped lazily and compared by rows, not as a whole.
 LAZY_BYTES = 64 << 20
+#: mmap(2)'s flag on Linux; Python names it from 3.13 on.
+_MAP_NORESERVE = 0x4000
 
 
 class NotEnoughMemory(MemoryError):
@@ -129,7 +131,7 @@ def _map(name: str, size: int) -> Tensor:
     """Map zeros that take memory only where they are touched; uint8 [size]."""
     # Shared, so that a limit on a process's own data (the worker's) does not count what is never touched; without
     # reservation, so that the kernel does not refuse what is larger than the machine.
-    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     try:
         return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
     except OSError as refused:
