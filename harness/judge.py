@@ -12,6 +12,8 @@ Source: docs/numerics.md, "What is checked" and "When a pass means nothing".
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from harness.actual import Actual, blemish, flatten
@@ -29,10 +31,28 @@ from references.oracle import oracle
 from references.precision import full_precision
 from references.problem import Answer, Problem
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Known", "Verdict", "judge"]
 
 
-def judge(inputs: Inputs, output: Output, regime: Regime, *, empty_rows: str = "zeros", models: bool = True) -> Verdict:
+@dataclass(frozen=False, slots=True, kw_only=True)
+class Known:
+    """What judging has found out about one case in one regime; several answers to the same inputs may share it."""
+
+    #: The yardstick around the truth that answers are first held to.
+    yardstick: Yardstick | None = None
+    #: The yardstick around the oracle's truth.
+    certain: Yardstick | None = None
+
+
+def judge(
+    inputs: Inputs,
+    output: Output,
+    regime: Regime,
+    *,
+    empty_rows: str = "zeros",
+    models: bool = True,
+    known: Known | None = None,
+) -> Verdict:
     """Judge what a backend answered.
 
     Args:
@@ -41,46 +61,51 @@ def judge(inputs: Inputs, output: Output, regime: Regime, *, empty_rows: str = "
         regime: the rules that cover this case of this backend.
         empty_rows: the backend's policy for rows that see no token, one of EMPTY_ROWS.
         models: whether wrong answers are scored too; a pass without them is not shown to be worth anything.
+        known: what is known of these inputs from an earlier answer to them.
 
     Raises:
         ValueError: if there is no such policy.
     """
     with torch.no_grad(), full_precision():
-        return _judge(inputs, output, regime, empty_rows, models)
+        return _judge(inputs, output, regime, empty_rows, models, known or Known())
 
 
-def _judge(inputs: Inputs, output: Output, regime: Regime, empty_rows: str, models: bool) -> Verdict:
+def _judge(inputs: Inputs, output: Output, regime: Regime, empty_rows: str, models: bool, known: Known) -> Verdict:
     where = f"{inputs.case}\n  regime {regime.name}"
     violations = sorted(inputs.violations(), key=lambda violation: violation.fault != "input-changed")
     if violations:
         found = "; ".join(f"{violation.fault}: {violation.message}" for violation in violations)
         return Verdict(kind="FAIL", fault=violations[0].fault, message=f"{where}: {found}")
-    known = FORMATS[regime.arithmetic.output]
-    if output.out.dtype != known.storage:
-        message = f"{where} says the output is {known.storage}, it is {output.out.dtype}: mend the row"
+    stored = FORMATS[regime.arithmetic.output]
+    if output.out.dtype != stored.storage:
+        message = f"{where} says the output is {stored.storage}, it is {output.out.dtype}: mend the row"
         return Verdict(kind="ERROR", message=message)
-    actual = flatten(inputs.case, output, known)
+    actual = flatten(inputs.case, output, stored)
     found_blemish = blemish(actual, empty_rows)
     if found_blemish is not None:
         return Verdict(kind="FAIL", fault=found_blemish.fault, message=f"{where}: {found_blemish.message}")
     if not bool(actual.live.any()):
         return Verdict(kind="PASS", message=f"{where}: no row sees a token; only the policy was checked")
-    return _weigh(inputs.problem(), actual, regime, models, where)
+    return _weigh(inputs.problem(), actual, regime, models, where, known)
 
 
-def _weigh(problem: Problem, actual: Actual, regime: Regime, models: bool, where: str) -> Verdict:
+def _weigh(problem: Problem, actual: Actual, regime: Regime, models: bool, where: str, known: Known) -> Verdict:
     """Hold a well-formed answer to the truth."""
     exact = actual.known.unit_roundoff <= FINE
-    yardstick = measure_truth(problem, oracle(problem) if exact else mla_decode(problem), regime)
+    if known.yardstick is None:
+        known.yardstick = measure_truth(problem, oracle(problem) if exact else mla_decode(problem), regime)
+    yardstick = known.yardstick
     ratios = measure_actual(actual, yardstick)
     if bool(ratios.worst().isnan().any()):
         return Verdict(kind="ERROR", message=f"{where}: ours: the budget has no number for some row")
     if ratios.broken() and not exact:
-        certain = oracle(problem)
-        doubt = _doubt(yardstick, certain, actual.case.heads)
-        if doubt is not None:
-            return Verdict(kind="ERROR", message=f"{where}: {doubt}")
-        yardstick = measure_truth(problem, certain, regime)
+        if known.certain is None:
+            certain = oracle(problem)
+            doubt = _doubt(yardstick, certain, actual.case.heads)
+            if doubt is not None:
+                return Verdict(kind="ERROR", message=f"{where}: {doubt}")
+            known.certain = measure_truth(problem, certain, regime)
+        yardstick = known.certain
         ratios = measure_actual(actual, yardstick)
     return _fail(actual, yardstick, ratios, where) if ratios.broken() else _pass(actual, yardstick, ratios, models, where)
 
