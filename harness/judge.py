@@ -20,7 +20,7 @@ from harness.actual import Actual, blemish, flatten
 from harness.backends.protocol import Output
 from harness.findings import worst_elements, worst_rows
 from harness.inputs import Inputs
-from harness.measure import CHECKS, FINE, Ratios, Yardstick, measure_actual, measure_truth, stray
+from harness.measure import CHECKS, FINE, Ratios, Yardstick, measure_actual, measure_truth, recentre, stray
 from harness.models import NULLS
 from harness.regimes import Regime
 from harness.scoring import Score, score
@@ -104,7 +104,7 @@ def _weigh(problem: Problem, actual: Actual, regime: Regime, models: bool, where
             doubt = _doubt(yardstick, certain, actual.case.heads)
             if doubt is not None:
                 return Verdict(kind="ERROR", message=f"{where}: {doubt}")
-            known.certain = measure_truth(problem, certain, regime)
+            known.certain = recentre(yardstick, certain)
         yardstick = known.certain
         ratios = measure_actual(actual, yardstick)
     return _fail(actual, yardstick, ratios, where) if ratios.broken() else _pass(actual, yardstick, ratios, models, where)

@@ -9,7 +9,7 @@ Source: docs/numerics.md, "What is checked".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -132,6 +132,12 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
         conditioned=conditioned,
         weights=weights,
     )
+
+
+def recentre(yardstick: Yardstick, answer: Answer) -> Yardstick:
+    """Lay a yardstick around another truth of the same problem; budgets do not depend on it."""
+    out, lse = answer.out.double().reshape(yardstick.out.shape), answer.lse.double().reshape(yardstick.lse.shape)
+    return replace(yardstick, out=out, lse=lse)
 
 
 def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, request: int | None = None) -> Ratios:
