@@ -81,8 +81,8 @@ class Calibration:
         lines.extend(self._furthest())
         for title, count in (("seen", self._seen()), ("passed", self._passed())):
             lines.append(f"{title}: " + (", ".join(f"{name} {share}" for name, share in count.items()) or "none"))
-        failed = [result for result in self.results if result.verdict.kind in ("FAIL", "ERROR")]
-        return "\n".join(lines + [f"  {result.verdict.kind} {result.verdict.message}" for result in failed])
+        named = [result for result in self.results if result.verdict.kind in ("FAIL", "ERROR", "UNTRUSTED")]
+        return "\n".join(lines + [f"  {result.verdict.kind} {result.verdict.message}" for result in named])
 
     def _furthest(self) -> list[str]:
         """Name the case that went furthest in each check, so that it can be looked at."""
