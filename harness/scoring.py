@@ -33,13 +33,13 @@ def score(actual: Actual, yardstick: Yardstick) -> Score:
     """Score every model on a case."""
     found = Score()
     truth = torch.zeros_like(yardstick.out)
-    for request, weights in yardstick.weights.items():
+    for request in yardstick.requests():
+        weights = yardstick.weights(request)
         truth[request] = weights.sum_values(weights.probabilities)
-    for request in yardstick.weights:
-        if bool(yardstick.live[request].any()):
-            view = _view(actual, yardstick, truth, request)
-            _score_nulls(view, actual, yardstick, found.nulls)
-            _score_sensitivities(view, actual, yardstick, found.sensitivities)
+    for request in yardstick.requests():
+        view = _view(actual, yardstick, truth, request)
+        _score_nulls(view, actual, yardstick, found.nulls)
+        _score_sensitivities(view, actual, yardstick, found.sensitivities)
     return found
 
 
@@ -47,7 +47,7 @@ def _view(actual: Actual, yardstick: Yardstick, truth: torch.Tensor, request: in
     case, arithmetic = actual.case, yardstick.regime.arithmetic
     length = case.lengths[request]
     edges = arithmetic.splits.edges(length, heads=case.heads, query_tokens=case.query_tokens, batch=case.batch)
-    weights = yardstick.weights[request]
+    weights = yardstick.weights(request)
     return View(case=case, weights=weights, out=truth, split_edges=edges[1:-1], tile=arithmetic.tile)
 
 
