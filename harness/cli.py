@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from harness.backends.protocol import Backend
     from harness.case import Case
     from harness.plan import Plan
+    from harness.run import Result
 
 CASES = Path(__file__).resolve().parent.parent / "cases"
 
@@ -67,6 +67,8 @@ def _expected() -> tuple[type[Exception], ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from harness.regimes import RELATIONS
+
     parser = argparse.ArgumentParser(
         prog="mla-gate",
         description="Gate MLA decode kernels: random cases against an fp32 reference over the dequantised cache.",
@@ -104,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
             continue
         command.add_argument("--backend", metavar="NAME", help="whom to ask (default: the repro's)")
         command.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: the repro's, else a GPU)")
+        command.add_argument("--relation", choices=tuple(RELATIONS), help="relation between two runs (default: the repro's)")
         command.add_argument("--regimes-file", type=Path, metavar="FILE", help="judge by this file")
         command.add_argument("--aiter-source", action="append", default=[], metavar="DIR[=LABEL]", help="checkout of AITER")
         if name == "shrink":
@@ -180,10 +183,9 @@ def _run(given: Any) -> int:
 def _replay(given: Any) -> int:
     from harness.ledger import result_line
     from harness.report.failure import panel
-    from harness.run import run_case
 
-    case, backend, plan = _asked(given)
-    result = run_case(case, backend, plan.regimes, device=plan.device)
+    case, relation, backend, plan = _asked(given)
+    result = _run_one(case, relation, backend, plan)
     if given.json:
         _print_json(result_line(result, "replay"))
     elif result.verdict.kind in ("FAIL", "ERROR"):
@@ -194,17 +196,16 @@ def _replay(given: Any) -> int:
 
 
 def _shrink(given: Any) -> int:
-    from harness.repro import save
     from harness.report.failure import panel
-    from harness.run import Result, run_case
+    from harness.repro import save
     from harness.search import Finding, nature
     from harness.shrink import shrink
 
-    case, backend, plan = _asked(given)
+    case, relation, backend, plan = _asked(given)
     results: dict[Any, Result] = {}
 
     def fails(near: Case) -> bool | None:
-        results[near] = run_case(near, backend, plan.regimes, device=plan.device)
+        results[near] = _run_one(near, relation, backend, plan)
         if results[near].verdict.kind == "UNSUPPORTED":
             return None
         return nature(results[near]) == wanted
@@ -227,8 +228,17 @@ def _shrink(given: Any) -> int:
     return 1
 
 
-def _asked(given: Any) -> tuple[Case, Backend, Plan]:
-    """Find the case, the backend and where it runs, from an id or a repro and the options."""
+def _run_one(case: Case, relation: str | None, backend: Backend, plan: Plan) -> Result:
+    from harness.relations import run_relation
+    from harness.run import run_case
+
+    if relation is not None:
+        return run_relation(case, relation, backend, plan.regimes, device=plan.device)
+    return run_case(case, backend, plan.regimes, device=plan.device)
+
+
+def _asked(given: Any) -> tuple[Case, str | None, Backend, Plan]:
+    """Find the case, its relation, the backend and where it runs, from an id or a repro and the options."""
     from harness.plan import make_plan
     from harness.regimes import load
 
@@ -242,7 +252,7 @@ def _asked(given: Any) -> tuple[Case, Backend, Plan]:
         raise CommandError("an id says nothing of whom to ask: add --backend NAME (mla-gate backends lists them)")
     device = given.device or (repro and repro.device)
     plan = make_plan(load(given.regimes_file), device=device, backends=[name])
-    return case, plan.backends[0], plan
+    return case, given.relation or (repro and repro.relation), plan.backends[0], plan
 
 
 def _read_case(text: str) -> tuple[Case, Any]:
