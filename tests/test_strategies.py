@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
+from harness.axes import AXES, DENSE, lengths_table
 from harness.case import CONTENTS, Case
 from harness.plan import Pair
 from harness.profiles import PROFILES
 from harness.regimes import load
-from harness.strategies import AXES, DENSE, NoSuchCase, acceptance, cases, domain, lengths_table
+from harness.strategies import NoSuchCase, acceptance, cases, domain
 from tests.stubs import make, write_regimes
 
 CPU = torch.device("cpu")
