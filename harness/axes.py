@@ -27,6 +27,9 @@ EDGE_WEIGHT = 4
 HEADS = (*range(1, 17), 1, 8, 12, 16, 17, 20, 24, 31, 32, 33, 40, 48, 64, 65, 96, 127, 128, 129, 192, 256)
 #: Query tokens of a request: plain decode most often, then the depths of multi-token prediction.
 QUERY_TOKENS = (1, 1, 1, 1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 16)
+#: Rows of large pools: page ids past 2^16; 2^31 bytes of bf16 rows of 576; 2^32 of them, which is 2^31 elements of any and
+#: 2^31 bytes of fp8; 2^32 bytes of fp8; page ids past 2^24.
+POOLS = (70_000, 1_900_000, 3_800_000, 7_600_000, 17_000_000)
 #: Formats, the commonest first.
 FORMATS = ("bf16", *(name for name in KNOWN_FORMATS if name != "bf16"))
 
@@ -51,10 +54,10 @@ def _axis(field: str, *values: Any, plain: int = 1) -> Axis:
 AXES: tuple[Axis, ...] = (
     Axis(fields=("query_format", "cache_format"), values=tuple(itertools.product(FORMATS, FORMATS))),
     _axis("page_size", 1, 2, 3, 7, 16, 32, 64, 128, plain=3),
-    # The last two span more than 2^31 and 2^32 bytes (rows of 576 elements); on a CPU only live pages take memory.
+    # The large pools span 2^31 and 2^32 bytes, and page ids past 2^16 and 2^24; on a CPU only live pages take memory.
     Axis(
         fields=("placement", "pool_rows"),
-        values=(*((placement, 0) for placement in PLACEMENTS), ("high", 4_000_000), ("scattered", 8_000_000)),
+        values=(*((word, 0) for word in PLACEMENTS), *(("high", rows) for rows in POOLS), ("scattered", POOLS[2])),
         plain=3,
     ),
     _axis("table", *TABLES),

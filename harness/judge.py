@@ -12,6 +12,8 @@ Source: docs/numerics.md, "What is checked" and "When a pass means nothing".
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,26 @@ LISTED_ROWS, LISTED_ELEMENTS = 4, 8
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def judge(inputs: Inputs, output: Output, regime: Regime, *, empty_rows: str = "zeros", models: bool = True) -> Verdict:
+@dataclass(slots=True)
+class Known:
+    """What judging has found out about one case in one regime; several answers to the same inputs may share it."""
+
+    #: The truth, and whether it is the oracle's.
+    truth: tuple[Answer, bool] | None = None
+    yardstick: Yardstick | None = None
+    #: The oracle's truth, and the yardstick around it.
+    certain: tuple[Answer, Yardstick] | None = None
+
+
+def judge(
+    inputs: Inputs,
+    output: Output,
+    regime: Regime,
+    *,
+    empty_rows: str = "zeros",
+    models: bool = True,
+    known: Known | None = None,
+) -> Verdict:
     """Judge what a backend answered.
 
     Args:
@@ -44,19 +65,22 @@ def judge(inputs: Inputs, output: Output, regime: Regime, *, empty_rows: str = "
         regime: the rules that cover this case of this backend.
         empty_rows: the backend's policy for rows that see no token, one of EMPTY_ROWS.
         models: whether wrong answers are scored too; a pass without them is not shown to be worth anything.
+        known: what is known of these inputs from an earlier answer to them.
     """
     with torch.no_grad(), full_precision():
-        return _Bench(inputs, output, regime, empty_rows, models).verdict()
+        return _Bench(inputs, output, regime, empty_rows, models, known or Known()).verdict()
 
 
 class _Bench:
     """One judging; the steps share what was measured before."""
 
-    def __init__(self, inputs: Inputs, output: Output, regime: Regime, empty_rows: str, models: bool) -> None:
+    def __init__(
+        self, inputs: Inputs, output: Output, regime: Regime, empty_rows: str, models: bool, known: Known
+    ) -> None:
         if empty_rows not in EMPTY_ROWS:
             raise ValueError(f"empty_rows is one of {', '.join(EMPTY_ROWS)}, not {empty_rows!r}")
         self.inputs, self.output, self.regime = inputs, output, regime
-        self.empty_rows, self.models = empty_rows, models
+        self.empty_rows, self.models, self.known = empty_rows, models, known
         case = inputs.case
         self.shape = (case.batch, case.query_tokens * case.heads)
 
@@ -73,18 +97,21 @@ class _Bench:
         found = self._policy(live)
         if found is not None:
             return found
-        truth, exact = self._truth(problem)
-        yardstick = measure_truth(problem, truth, self.regime)
+        known = self.known
+        truth, exact = known.truth = known.truth or self._truth(problem)
+        yardstick = known.yardstick = known.yardstick or measure_truth(problem, truth, self.regime)
         ratios = self._measure(yardstick)
         if bool(ratios.worst().isnan().any()):
             message = f"{self.inputs.case}\n  ours: the budget of regime {self.regime.name} has no number for some row"
             return Verdict(kind="ERROR", message=message)
         if not exact and bool((ratios.worst() > 1).any()):
-            truth = oracle(problem)
-            doubt = self._doubt(yardstick, truth)
-            if doubt is not None:
-                return doubt
-            yardstick = measure_truth(problem, truth, self.regime)
+            if known.certain is None:
+                truth = oracle(problem)
+                doubt = self._doubt(yardstick, truth)
+                if doubt is not None:
+                    return doubt
+                known.certain = truth, measure_truth(problem, truth, self.regime)
+            _, yardstick = known.certain
             ratios = self._measure(yardstick)
         if bool((ratios.worst() > 1).any()):
             return self._fail(yardstick, ratios)
@@ -178,8 +205,8 @@ class _Bench:
         request, row = divmod(int(strayed.argmax()), strayed.shape[1])
         token, head = divmod(row, self.inputs.case.heads)
         message = (
-            f"{self.inputs.case}\n  ours: the fp32 reference strays from the fp64 oracle by {float(strayed.max()):.3g} units of "
-            f"what fp32 explains (limit {limit:.3g}), most in row {[request, token, head]}; nothing is known of the backend"
+            f"{self.inputs.case}\n  ours: the fp32 reference strays from the fp64 oracle by {float(strayed.max()):.3g} units "
+            f"of what fp32 explains (limit {limit:.3g}), most in row {[request, token, head]}; nothing is known of the backend"
         )
         return Verdict(kind="ERROR", message=message)
 
@@ -225,7 +252,7 @@ class _Bench:
             for name, model in NULLS.items():
                 if nulls.get(name) != "seen":
                     state = _score_null(model, view, yardstick)
-                    if state is not None and nulls.get(name) != "passed" or state == "seen":
+                    if (state is not None and nulls.get(name) != "passed") or state == "seen":
                         nulls[name] = state or "same"
             for name, model in SENSITIVITIES.items():
                 if not seen.get(name):

@@ -5,8 +5,8 @@
    matter is plain.
 3. What costs most to leave large is drawn first, since Hypothesis shrinks earlier choices harder: requests, lengths,
    heads, query tokens.
-4. Axes are probed one at a time from a plain case that the backend accepts. Where two of them cannot stand together, a
-   drawn case moves axis by axis towards that plain case until it is accepted.
+4. Values are probed from a plain case that the backend accepts, alone and beside one other change. Where drawn values
+   cannot stand together, the case moves axis by axis towards that plain case until it is accepted.
 
 Source: Hypothesis's shrink order: fewer choices first, then smaller ones, the earliest first.
 """
@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from harness.axes import AXES, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
+from harness.known import covering
 from harness.profiles import Profile
 from harness.regimes import Regime
 from harness.region import Numbers, Region
@@ -73,9 +74,11 @@ class Domain:
 
 
 def acceptance(regime: Regime, backend: Backend, device: torch.device | str = "cpu") -> Accepts:
-    """Make the question whether a case may be asked: it lies in the regime, and the backend accepts it on the device."""
+    """Make the question whether a case may be asked: of the regime, accepted on the device, and not known to fail."""
     device = torch.device(device)
-    return lambda case: case in regime.where and backend.why_not(case, device) is None
+    return lambda case: (
+        case in regime.where and backend.why_not(case, device) is None and not covering(backend.name, case, regime.name)
+    )
 
 
 def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
@@ -93,15 +96,24 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     arithmetic = regime.arithmetic
     tiles = {tile for tile in (arithmetic.tile, arithmetic.splits.tile) if tile > 1}
 
+    changes = [dict(zip(axis.fields, value, strict=True)) for axis in AXES for value in axis.values]
+    others = [change for change in changes if _accepted(accepts, plain, **change)]
+
+    def possible(**change: Any) -> bool:
+        """Accepted alone, or beside one change of another axis: what two axes forbid together neither loses."""
+        beside = (other for other in others if not other.keys() & change.keys())
+        return _accepted(accepts, plain, **change) or any(_accepted(accepts, plain, **change, **other) for other in beside)
+
     def allowed(field: str, table: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple(value for value in table if _accepted(accepts, plain, **{field: value}))
+        fits = {value: possible(**{field: value}) for value in dict.fromkeys(table)}
+        return tuple(value for value in table if fits[value])
 
     table = lengths_table(profile.longest, tiles)
-    fits = {length: _accepted(accepts, plain, lengths=(length,) * plain.batch) for length in dict.fromkeys(table)}
+    fits = {length: possible(lengths=(length,) * plain.batch) for length in dict.fromkeys(table)}
     batches = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
     axes = []
     for axis in AXES:
-        kept = [value for value in axis.values if _accepted(accepts, plain, **dict(zip(axis.fields, value, strict=True)))]
+        kept = [value for value in axis.values if possible(**dict(zip(axis.fields, value, strict=True)))]
         own = tuple(getattr(plain, field) for field in axis.fields)
         kept = kept or [own]
         axes.append(Axis(fields=axis.fields, values=tuple([kept[0]] * (axis.plain - 1) + kept)))
