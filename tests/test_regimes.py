@@ -56,7 +56,7 @@ def test_a_case_without_a_regime_says_what_kept_it_out(tmp_path: Path) -> None:
         regimes.of("some-kernel", Case(heads=17, lengths=(5,)))
     with pytest.raises(NoRegime, match="no row names this backend"):
         regimes.of("another", Case(heads=1, lengths=(5,)))
-    with pytest.raises(NoRegime, match="rules.toml has narrow"):
+    with pytest.raises(NoRegime, match=r"rules\.toml has narrow"):
         regimes.named("wide")
 
 
