@@ -129,3 +129,19 @@ def test_offsets_of_a_buffer_operation_must_be_32_bits_wide() -> None:
     base = Pointer(Allocation("X", torch.zeros(4)), Tensor(INT64, 0))
     with pytest.raises(EmulationFault, match="int32 or uint32 offsets"):
         buffer_load(base, Tensor(INT64, np.zeros(4, np.int64)))
+
+
+def test_a_buffer_operation_counts_from_its_base() -> None:
+    from harness.emulation.cdna4 import buffer_load
+    from harness.emulation.formats import INT32, INT64
+    from harness.emulation.memory import Allocation, Pointer
+    from harness.emulation.tensor import Tensor
+
+    memory = Allocation("X", torch.arange(64, dtype=torch.float32))
+    base = Pointer(memory, Tensor(INT64, 32))
+    assert list(buffer_load(base, Tensor(INT32, np.arange(4))).value) == [32, 33, 34, 35]
+    with pytest.raises(EmulationFault, match="byte -4 from the base"):
+        # Hardware takes the offset as unsigned: it does not reach what lies before the base.
+        buffer_load(base, Tensor(INT32, np.arange(4) - 1))
+    with pytest.raises(EmulationFault, match="1 past its last"):
+        buffer_load(base, Tensor(INT32, np.arange(4) + 29))
