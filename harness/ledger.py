@@ -106,6 +106,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
     return {
         "phase": phase,
         "case": str(result.case),
+        "relation": result.relation,
         "backend": result.backend,
         "regime": result.regime,
         "verdict": verdict.kind,
@@ -131,7 +132,7 @@ def read(path: Path | str) -> Ledger:
         raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
     header = _parse(texts[0]) if texts else None
     if not header or header.get("mla-gate") != "ledger":
-        raise LedgerError(f"{path}: is no ledger: its first line must be a header with \"mla-gate\": \"ledger\"")
+        raise LedgerError(f'{path}: is no ledger: its first line must be a header with "mla-gate": "ledger"')
     if header.get("version") != VERSION:
         found = header.get("version")
         raise LedgerError(f"{path}: is of version {found}, this mla-gate reads {VERSION}: use the one that wrote it")

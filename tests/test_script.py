@@ -175,8 +175,10 @@ def test_a_public_function_is_called_with_views_of_the_scripts_buffers() -> None
             assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
         else:
             assert actual.stride() == expected.stride()
-            assert torch.equal(as_integers(actual), as_integers(expected)) if actual.is_floating_point() else torch.equal(
-                actual, expected
+            assert (
+                torch.equal(as_integers(actual), as_integers(expected))
+                if actual.is_floating_point()
+                else torch.equal(actual, expected)
             )
 
 
