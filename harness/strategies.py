@@ -47,6 +47,8 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "lse": (True, False),
     "content": tuple(CONTENTS),
 }
+#: How many times a profile's scores the plainest case of a regime may have on a CPU.
+_FACTOR = 20
 #: Cases tried in looking for it: each costs microseconds, and a region leaves few choices.
 _TRIALS = 100_000
 
@@ -125,6 +127,18 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
         query_tokens=allowed("query_tokens", QUERY_TOKENS) or (plain.query_tokens,),
         axes=tuple(axes),
     )
+
+
+def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
+    """Say why a regime is not for a profile on a CPU: its plainest case alone is many times what a case may be; or None."""
+    try:
+        plain = _plain_case(accepts, regime.where)
+    except NoSuchCase:
+        return None
+    scores = plain.heads * plain.query_tokens * sum(plain.lengths)
+    if scores <= _FACTOR * profile.scores:
+        return None
+    return f"its plainest case has {scores} scores, and a case of profile {profile.name} about {profile.scores} at most"
 
 
 def cases(regime: Regime, profile: Profile, backend: Backend, device: torch.device | str = "cpu") -> st.SearchStrategy[Case]:
