@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tempfile
 import time
@@ -26,8 +27,8 @@ from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import load
 from harness.relations import run_relation
-from harness.repro import replay_command, save
 from harness.report.failure import panel
+from harness.repro import replay_command, save
 from harness.run import Result, run_case
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
 from harness.strategies import acceptance, cases
@@ -47,6 +48,8 @@ class Options:
     regimes: tuple[str, ...] = ()
     #: Name of the profile.
     profile: str = "smoke"
+    #: Random cases of each backend and regime; None for the profile's number.
+    examples: int | None = None
     #: Device; None for a GPU where there is one.
     device: str | None = None
     #: Seed of the searches.
@@ -89,7 +92,8 @@ class Gate:
     @property
     def profile(self) -> Profile:
         """How much the run asks."""
-        return PROFILES[self.options.profile]
+        known, examples = PROFILES[self.options.profile], self.options.examples
+        return known if examples is None else dataclasses.replace(known, examples=examples)
 
     @cached_property
     def ledger(self) -> Writer:
@@ -206,4 +210,3 @@ class Gate:
         if self.opened:
             self.ledger.write("end", **fields)
             self.ledger.close()
-

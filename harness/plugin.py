@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import random
@@ -42,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="gate only this regime; may be repeated (default: all regimes of the backends)")  # fmt: skip
     group.addoption("--profile", choices=tuple(PROFILES), default=DEFAULT,
                     help=f"how many cases, how large, how long (default: {DEFAULT})")  # fmt: skip
+    group.addoption("--examples", type=_count, metavar="N",
+                    help="random cases of each backend and regime (default: the profile's number)")  # fmt: skip
     group.addoption("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: a GPU where there is one)")
     group.addoption("--seed", type=int, metavar="N",
                     help="seed of the searches (default: 0; a new one each time where the profile explores)")  # fmt: skip
@@ -49,9 +52,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ledger-dir", metavar="DIR", help="folder of this run's ledgers (default: a new one in .mla-gate/runs)")
     group.addoption("--regimes-file", metavar="FILE", help="judge by this file (default: cases/regimes.toml)")
     group.addoption("--isolation", choices=("worker", "off"), default="worker",
-                    help="run cases in a child process that may be lost, or in this one, for debugging (default: worker)")  # fmt: skip
+                    help="run cases in a child process that may be lost, or in this one (default: worker)")  # fmt: skip
     group.addoption("--aiter-source", action="append", default=[], metavar="DIR[=LABEL]",
                     help="source checkout of AITER for the aiter backends; may be repeated with labels")  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1 on, not {text!r}")
+    return int(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -130,6 +139,7 @@ def gate_of(config: pytest.Config) -> Gate:
             backends=tuple(option("--backend")),
             regimes=tuple(option("--regime")),
             profile=option("--profile"),
+            examples=option("--examples"),
             device=option("--device"),
             seed=shared["seed"],
             regimes_file=Path(option("--regimes-file")) if option("--regimes-file") else None,

@@ -82,6 +82,16 @@ ENTRIES: Mapping[str, Entry] = {
         module="harness.backends.aiter_triton",
         about="AITER's Triton mla_decode_rope, SGLang's kernel; on a CPU through Triton's interpreter, mended",
     ),
+    "model": Entry(
+        module="harness.faults.backend",
+        about="the correct model that faults are planted in, in one of its variants",
+        family=True,
+    ),
+    "fault": Entry(
+        module="harness.faults.backend",
+        about="a known mistake: a wrong kernel on purpose; fault:NAME@VARIANT plants it in a variant of the model",
+        family=True,
+    ),
 }
 
 
