@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tempfile
 import time
@@ -25,10 +26,11 @@ from harness.ledger import Writer, result_line
 from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import load
-from harness.repro import replay_command, save
+from harness.relations import run_relation
 from harness.report.failure import panel
+from harness.repro import replay_command, save
 from harness.run import Result, run_case
-from harness.search import EXECUTED, Finding, Outcome, Search, search
+from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
 from harness.strategies import acceptance, cases
 from harness.worker import Worker
 
@@ -46,6 +48,8 @@ class Options:
     regimes: tuple[str, ...] = ()
     #: Name of the profile.
     profile: str = "smoke"
+    #: Random cases of each backend and regime; None for the profile's number.
+    examples: int | None = None
     #: Device; None for a GPU where there is one.
     device: str | None = None
     #: Seed of the searches.
@@ -88,7 +92,8 @@ class Gate:
     @property
     def profile(self) -> Profile:
         """How much the run asks."""
-        return PROFILES[self.options.profile]
+        known, examples = PROFILES[self.options.profile], self.options.examples
+        return known if examples is None else dataclasses.replace(known, examples=examples)
 
     @cached_property
     def ledger(self) -> Writer:
@@ -115,15 +120,23 @@ class Gate:
 
     def ask(self, case: Case, backend: Backend, phase: str) -> Result:
         """Run a case on a backend and record the result."""
-        result = self.run(case, backend)
+        result = self.run(Question(case=case), backend)
         self.record(result, phase)
         return result
 
-    def run(self, case: Case, backend: Backend) -> Result:
-        """Run a case on a backend, isolated as the run was asked to."""
-        if self.options.isolation == "off":
-            return run_case(case, backend, self.plan.regimes, device=self.plan.device)
-        return self._worker.run(case, backend.name)
+    def run(self, question: Question, backend: Backend) -> Result:
+        """Run a question on a backend, isolated as the run was asked to; a relation that does not apply leaves one run."""
+        result = self._run(question.case, question.relation, backend)
+        if question.relation is not None and result.verdict.kind == "UNSUPPORTED":
+            result = self._run(question.case, None, backend)
+        return result
+
+    def _run(self, case: Case, relation: str | None, backend: Backend) -> Result:
+        if self.options.isolation == "worker":
+            return self._worker.run(case, backend.name, relation)
+        if relation is not None:
+            return run_relation(case, relation, backend, self.plan.regimes, device=self.plan.device)
+        return run_case(case, backend, self.plan.regimes, device=self.plan.device)
 
     @cached_property
     def _worker(self) -> Worker:
@@ -146,7 +159,7 @@ class Gate:
         """
         device, name = self.plan.device, f"{pair.backend.name} × {pair.regime.name}"
         accepts = acceptance(pair.regime, pair.backend, device)
-        strategy = cases(pair.regime, self.profile, pair.backend, device)
+        strategy = questions(cases(pair.regime, self.profile, pair.backend, device), self.profile)
         counts: dict[str, int] = {}
 
         def heard(result: Result, phase: str) -> None:
@@ -159,7 +172,7 @@ class Gate:
                 shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
                 self._say(f"mla-gate: {name}: {done} of {self.profile.examples} cases; {shown}")
 
-        asked = Search(lambda case: self.run(case, pair.backend), heard, self.profile)
+        asked = Search(lambda question: self.run(question, pair.backend), heard, self.profile)
         seed = zlib.crc32(f"{self.options.seed} {pair}".encode())
         database = self.options.database and self.options.database / pair.backend.name / pair.regime.name
         outcome = search(strategy, asked, accepts, seed=seed, database=database)
@@ -188,7 +201,7 @@ class Gate:
 
     def command(self, result: Result) -> str:
         """Give the command that replays a result."""
-        return replay_command(result.case, result.backend, str(self.plan.device))
+        return replay_command(result.case, result.backend, str(self.plan.device), result.relation)
 
     def close(self, **fields: Any) -> None:
         """Write the end of this process's part."""
@@ -197,4 +210,3 @@ class Gate:
         if self.opened:
             self.ledger.write("end", **fields)
             self.ledger.close()
-

@@ -106,6 +106,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
     return {
         "phase": phase,
         "case": str(result.case),
+        "relation": result.relation,
         "backend": result.backend,
         "regime": result.regime,
         "verdict": verdict.kind,
@@ -131,9 +132,10 @@ def read(path: Path | str) -> Ledger:
         raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
     header = _parse(texts[0]) if texts else None
     if not header or header.get("mla-gate") != "ledger":
-        raise LedgerError(f"{path}: is no ledger: its first line must be a header with \"mla-gate\": \"ledger\"")
+        raise LedgerError(f'{path}: is no ledger: its first line must be a header with "mla-gate": "ledger"')
     if header.get("version") != VERSION:
-        raise LedgerError(f"{path}: is of version {header.get('version')}, this mla-gate reads {VERSION}: use the one that wrote it")
+        found = header.get("version")
+        raise LedgerError(f"{path}: is of version {found}, this mla-gate reads {VERSION}: use the one that wrote it")
     parsed = [_parse(text) for text in texts[1:] if text.strip()]
     lines = tuple(line for line in parsed if line is not None and "kind" in line)
     return Ledger(path=path, header=header, lines=lines, damaged=len(parsed) - len(lines))

@@ -9,11 +9,12 @@ Source: docs/numerics.md, "What is checked".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from harness.actual import Actual
 from harness.extremes import NARROW, element_limit, row_limit
 from harness.regimes import Regime
 from harness.weights import Weights, weigh
@@ -88,6 +89,10 @@ class Ratios:
         """Take the largest ratio of each row, fp64 [..., R]."""
         return torch.stack(list(self.checks.values())).amax(0)
 
+    def broken(self) -> dict[str, float]:
+        """Name the checks that some row breaks, with the largest ratio of each."""
+        return {name: float(ratio.max()) for name, ratio in self.checks.items() if bool((ratio > 1).any())}
+
 
 def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick:
     """Lay the yardstick of a problem.
@@ -129,6 +134,12 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     )
 
 
+def recentre(yardstick: Yardstick, answer: Answer) -> Yardstick:
+    """Lay a yardstick around another truth of the same problem; budgets do not depend on it."""
+    out, lse = answer.out.double().reshape(yardstick.out.shape), answer.lse.double().reshape(yardstick.lse.shape)
+    return replace(yardstick, out=out, lse=lse)
+
+
 def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, request: int | None = None) -> Ratios:
     """Measure errors of all requests, or of one.
 
@@ -162,6 +173,36 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
         element=element,
         checks={name: torch.where(live, ratio, 0.0) for name, ratio in checks.items()},
     )
+
+
+def measure_actual(actual: Actual, yardstick: Yardstick) -> Ratios:
+    """Measure an answer."""
+    error, lost = errors(actual, yardstick)
+    lse_error = None if actual.lse is None else actual.lse.double() - yardstick.lse
+    found = measure(yardstick, error, lse_error)
+    found.checks["hard"].masked_fill_(lost.any(-1) & yardstick.live, torch.inf)
+    return found
+
+
+def errors(actual: Actual, yardstick: Yardstick) -> tuple[Tensor, Tensor]:
+    """Take output less truth, and find what no rounding explains where the truth lies beyond the format; [B, R, L] each.
+
+    There the budget has no number. Infinity of the truth's sign and the largest value are right; anything below the last
+    binade, of the other sign, or infinite where it need not be, is not.
+    """
+    values, truth, maximum = actual.out, yardstick.out, actual.known.maximum
+    beyond = truth.abs() + yardstick.hard > maximum
+    alike = values.sign() == truth.sign()
+    right = beyond & alike & (values.abs() >= maximum)
+    lost = ((truth.abs() > maximum) & ~(alike & (values.abs() >= maximum / 2))) | (beyond & ~right & values.isinf())
+    return torch.where(right | lost, 0.0, values - truth), lost
+
+
+def per_element(yardstick: Yardstick, error: Tensor) -> Tensor:
+    """Divide errors by the nearer of each element's two limits, fp64 [B, R, L]."""
+    size = error.abs()
+    hard = size / yardstick.hard.clamp_min(_TINY) / yardstick.regime.limits.hard
+    return torch.maximum(hard, size / yardstick.variance.sqrt().clamp_min(_TINY) / yardstick.element_limit)
 
 
 def stray(yardstick: Yardstick, certain: Answer) -> Tensor:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import random
@@ -42,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="gate only this regime; may be repeated (default: all regimes of the backends)")  # fmt: skip
     group.addoption("--profile", choices=tuple(PROFILES), default=DEFAULT,
                     help=f"how many cases, how large, how long (default: {DEFAULT})")  # fmt: skip
+    group.addoption("--examples", type=_count, metavar="N",
+                    help="random cases of each backend and regime (default: the profile's number)")  # fmt: skip
     group.addoption("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: a GPU where there is one)")
     group.addoption("--seed", type=int, metavar="N",
                     help="seed of the searches (default: 0; a new one each time where the profile explores)")  # fmt: skip
@@ -49,9 +52,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ledger-dir", metavar="DIR", help="folder of this run's ledgers (default: a new one in .mla-gate/runs)")
     group.addoption("--regimes-file", metavar="FILE", help="judge by this file (default: cases/regimes.toml)")
     group.addoption("--isolation", choices=("worker", "off"), default="worker",
-                    help="run cases in a child process that may be lost, or in this one, for debugging (default: worker)")  # fmt: skip
+                    help="run cases in a child process that may be lost, or in this one (default: worker)")  # fmt: skip
     group.addoption("--aiter-source", action="append", default=[], metavar="DIR[=LABEL]",
                     help="source checkout of AITER for the aiter backends; may be repeated with labels")  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1 on, not {text!r}")
+    return int(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -94,10 +103,21 @@ def planned(config: pytest.Config) -> Plan | None:
         return None
 
 
-def pytest_collection_modifyitems(config: pytest.Config) -> None:
-    """End a session whose run cannot be planned: within the collection of a file it would be that file's error."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """End a session whose run cannot be planned (within a file it would be that file's error); leave out what asks nothing."""
     if _FAULT in config.stash:
         raise config.stash[_FAULT]
+    # Where nothing is to be asked, pytest makes a test that it skips; a skip would look green.
+    empty = [item for item in items if _asks_nothing(item)]
+    if empty:
+        config.hook.pytest_deselected(items=empty)
+        items[:] = [item for item in items if item not in empty]
+
+
+def _asks_nothing(item: pytest.Item) -> bool:
+    if not item.path.is_relative_to(CASES):
+        return False
+    return any("empty parameter set" in str(mark.kwargs.get("reason")) for mark in item.iter_markers("skip"))
 
 
 def gate_of(config: pytest.Config) -> Gate:
@@ -119,6 +139,7 @@ def gate_of(config: pytest.Config) -> Gate:
             backends=tuple(option("--backend")),
             regimes=tuple(option("--regime")),
             profile=option("--profile"),
+            examples=option("--examples"),
             device=option("--device"),
             seed=shared["seed"],
             regimes_file=Path(option("--regimes-file")) if option("--regimes-file") else None,

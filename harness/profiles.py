@@ -39,6 +39,8 @@ class Profile:
     explores: bool = False
     #: Whether a regime fails that never saw one of the judge's sensitivities.
     demands_sensitivities: bool = True
+    #: Share of random cases that are held to a relation between two runs.
+    related: float = 0.25
     #: Rejected cases that the contract check asks of each backend.
     refusals: int = 12
 

@@ -53,7 +53,7 @@ _LENGTHS: Mapping[str, Callable[[Splits, int, Launch], int]] = MappingProxyType(
         "even": _even,
         "floor": _floor,
         "aiter": _floor,
-        "aiter-bh64": _even,
+        "aiter-bh64": _floor,
     }
 )
 #: Policies that take the number of splits from the launch: ``count`` is then the number of workgroups to fill.
@@ -78,7 +78,7 @@ class Splits:
     """How the context of a request is cut into parts that are merged at the end."""
 
     #: Policy: "single"; "even", ceil(N / count) rounded up to tiles; "floor", max(tile, N // count) and the last takes the
-    #: rest; "aiter", floor with max(1, count // (B S ceil(H / 16))) splits; "aiter-bh64", even with enough to fill count.
+    #: rest; "aiter", floor with max(1, count // (B S ceil(H / 16))) splits; "aiter-bh64", floor with enough to fill count.
     kind: str = "single"
     #: Splits; for the aiter policies, workgroups to fill.
     count: int = 1
@@ -164,17 +164,19 @@ class Arithmetic:
             for key, value in _checked(cls, table, "arithmetic").items()
         }
         if "splits" in values:
-            if not isinstance(values["splits"], Mapping):
-                raise ValueError(
-                    f"arithmetic: splits is a table such as {{kind = 'even', count = 4}}, not {values['splits']!r}"
-                )
             values["splits"] = Splits(**_checked(Splits, values["splits"], "arithmetic.splits"))
         return cls(**values)
 
 
-#: Python type of the fields that TOML may hold, by their annotation.
-_KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
-    {"str": (str,), "str | None": (str,), "int": (int,), "float": (int, float), "Splits": (Mapping,)}
+#: What the fields may hold in TOML and what that is called, by their annotation.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {
+        "str": ((str,), "a word"),
+        "str | None": ((str,), "a word"),
+        "int": ((int,), "a whole number"),
+        "float": ((int, float), "a number"),
+        "Splits": ((Mapping,), "a table"),
+    }
 )
 
 
@@ -187,7 +189,7 @@ def _checked(record: type, table: Mapping[str, Any], where: str) -> dict[str, An
     if missing := [name for name in required if name not in table]:
         raise ValueError(f"{where}: {', '.join(missing)} missing")
     for name, value in table.items():
-        wanted = _KINDS[str(known[name].type)]
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise ValueError(f"{where}: {name} is {' or '.join(kind.__name__ for kind in wanted)}, not {value!r}")
+        kinds, wanted = _KINDS[str(known[name].type)]
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ValueError(f"{where}: {name} is {wanted}, not {value!r}")
     return dict(table)

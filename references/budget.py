@@ -140,7 +140,7 @@ def _settle(tally: Tally, found: Budget) -> None:
         (found.variance, variance.masked_fill(over, torch.inf)),
         (found.hard, hard.masked_fill(over, torch.inf)),
         (found.lse_hard, _lse_hard(tally)),
-        (found.lse_variance, _lse_variance(tally, coherence, moved)),
+        (found.lse_variance, _lse_variance(tally, moved)),
         *zip((found.effective_tokens, found.probability_share, found.effective_elements, found.spread), shares, strict=True),
     ):
         values = values.view(len(empty), -1).masked_fill(empty, 0.0)
@@ -174,12 +174,14 @@ def _variances(tally: Tally, scale: float, coherence: Tensor, shift: Tensor | No
 def _shares(tally: Tally, parts: _Parts, scale: float, coherence: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Work out effective tokens, their share, effective elements and the spread, each [rows]."""
     arithmetic, single = tally.arithmetic, parts.single
-    elements = effective_elements(tally.out * scale, single, find(arithmetic.output))
+    written, part = find(arithmetic.output), find(arithmetic.partial)
+    elements = effective_elements(tally.out * scale, single, written)
     squares = parts.last.sum(1).square() + parts.sums.sum(1).square()
     if tally.merges:
-        leader = tally.partials.leader.double() * scale
-        elements = torch.minimum(elements, effective_elements(leader, single, find(arithmetic.partial)))
         squares = squares + tally.partials.squares
+        if part.significand <= written.significand:
+            leader = tally.partials.leader.double() * scale
+            elements = torch.minimum(elements, effective_elements(leader, single, part))
     row = (parts.tokens + parts.common + single).sum(1)
     tokens, common = parts.tokens.sum(1) / row, parts.common.sum(1) / row
     number = tally.sharing.effective_tokens(coherence[:, 0], effective_number(parts.tokens))
@@ -231,13 +233,13 @@ def _lse_hard(tally: Tally) -> Tensor:
     return torch.where(moved < 1, moved / (1 - moved), torch.inf) + _logarithm(tally)
 
 
-def _lse_variance(tally: Tally, coherence: Tensor, moved: Tensor | None) -> Tensor:
+def _lse_variance(tally: Tally, moved: Tensor | None) -> Tensor:
     """Estimate the variance of the log-sum-exp's error, [rows, 1]: the terms of its bound, those of fp32 in common."""
     moments = tally.moments
     variance = moments.mass(SINGLE).square() + UNIFORM * (2 * U32) ** 2 * tally.sum_depth + _logarithm(tally).square()
     if tally.rounded_sum:
         lost = tally.flushed_mass.clamp(max=1 - U32)
-        variance = variance + coherence * moments.mass(PROBABILITY) + (1 - lost).log().square()
+        variance = variance + tally.mass_coherence() * moments.mass(PROBABILITY) + (1 - lost).log().square()
     if moved is not None:
         variance = variance + torch.maximum(moved.square(), moments.mass(OPERAND))
     return variance

@@ -160,6 +160,15 @@ class Coherence:
         self._means += variance @ probed
         self._mass += variance.sum(1, keepdim=True)
 
+    def of_mass(self) -> Tensor:
+        """Give the factor of the errors' own sum, fp64 [rows], 1 or more."""
+        return self._quotient(self._wave_mass, self._mass)
+
+    def _quotient(self, waves: Tensor, plain: Tensor) -> Tensor:
+        shares = waves.new_tensor(_HARMONICS).repeat_interleave(2)[:, None]
+        coherent, incoherent = (waves.square().sum(2) * shares).sum(0), plain.sum(1)
+        return torch.where(incoherent > 0, coherent / incoherent, 1.0).clamp_(min=1).double()
+
     def factor(self, centre: Tensor | None) -> Tensor:
         """Give the factor, fp64 [rows], 1 or more; ``centre`` is o, fp64 [rows, L], where errors act along v - o."""
         waves, plain = self._waves, self._squares
@@ -167,9 +176,7 @@ class Coherence:
             middle = probe(centre.to(torch.float32))
             waves = waves - self._wave_mass * middle
             plain = plain - 2 * middle * self._means + middle.square() * self._mass
-        shares = waves.new_tensor(_HARMONICS).repeat_interleave(2)[:, None]
-        coherent, plain = (waves.square().sum(2) * shares).sum(0), plain.sum(1)
-        return torch.where(plain > 0, coherent / plain, 1.0).clamp_(min=1).double()
+        return self._quotient(waves, plain)
 
 
 def probe(values: Tensor) -> Tensor:

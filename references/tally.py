@@ -100,3 +100,7 @@ class Tally:
         """Find how much larger the variance of token errors is than if they were independent, fp64 [rows, 1]."""
         centre = self.out if self.rounded_sum else None
         return torch.maximum(*(coherence.factor(centre) for coherence in self.coherences))[:, None]
+
+    def mass_coherence(self) -> Tensor:
+        """Find the same for the sum of the token errors themselves, fp64 [rows, 1]."""
+        return torch.maximum(*(coherence.of_mass() for coherence in self.coherences))[:, None]

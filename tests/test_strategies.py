@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
+from harness.axes import AXES, DENSE, lengths_table
 from harness.case import CONTENTS, Case
 from harness.plan import Pair
 from harness.profiles import PROFILES
 from harness.regimes import load
-from harness.strategies import AXES, DENSE, NoSuchCase, acceptance, cases, domain, lengths_table
+from harness.strategies import NoSuchCase, acceptance, cases, domain
 from tests.stubs import make, write_regimes
 
 CPU = torch.device("cpu")
@@ -134,6 +135,21 @@ def test_clashing_axes_move_towards_the_plain_case_instead_of_being_thrown_away(
     assert all(Picky().why_not(case, CPU) is None for case in made)
     assert any(case.token_padding for case in made)
     assert any(case.page_size > 1 for case in made)
+
+
+def test_a_value_that_is_accepted_only_beside_another_is_drawn(pair: Pair) -> None:
+    """Here odd lengths need the large poison, which the plain case does not have."""
+
+    class Picky:
+        name, capabilities, run = pair.backend.name, pair.backend.capabilities, pair.backend.run
+
+        def why_not(self, case: Case, device: torch.device) -> str | None:
+            odd = any(length % 2 for length in case.lengths)
+            return "cannot" if odd and case.poison == "nan" else pair.backend.why_not(case, device)
+
+    made = draw(Pair(backend=Picky(), regime=pair.regime), 200)
+    assert all(Picky().why_not(case, CPU) is None for case in made)
+    assert any(length % 2 for case in made for length in case.lengths)
 
 
 def test_a_regime_without_an_accepted_case_is_an_error(pair: Pair) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from harness.regimes import RELATIONS
 from harness.repro import replay_command
 from harness.run import Result
 from harness.script.text import in_words
@@ -26,13 +27,14 @@ def panel(result: Result, *, device: str, finding: Finding | None = None, notes:
     verdict = result.verdict
     head = f"{verdict.kind}{f' {verdict.fault}' if verdict.fault else ''}: {result.backend} × {result.regime or 'no regime'}"
     ran = ", ".join(f"{key} {value}" for key, value in result.what_ran.items())
-    lines = [head, "", textwrap.indent(in_words(result.case), "  "), ""]
+    related = f"  relation        {result.relation}: {RELATIONS[result.relation]}" if result.relation else ""
+    lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else []), ""]
     lines += [textwrap.indent(verdict.message.rstrip(), "  ")]
     lines += [f"  ran: {ran}"] if ran else []
     if finding is not None:
         lines += ["", *_shrunk(finding)]
     lines += [f"  {note}" for note in notes]
-    return "\n".join([*lines, replay_command(result.case, result.backend, device)])
+    return "\n".join([*lines, replay_command(result.case, result.backend, device, result.relation)])
 
 
 def _shrunk(finding: Finding) -> list[str]:
