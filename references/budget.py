@@ -12,7 +12,7 @@ Derivation, o = sum_j p_j v_j with p the softmax of the scores s:
   by at most |x|. The error is uniform within half a spacing, so its mean square is spacing^2 / 12. What lies below h becomes
   zero, all of it with the same sign: that is a shift sum_j p_j v_j over the flushed tokens, not a variance.
 - A score error d_j moves o by sum_j p_j (v_j - o) (e^d_j - 1) / (1 + sum p (e^d - 1)), the quotient because the sum moves too.
-  Its weighted mean deviation obeys Cauchy and Schwarz, sum_j a_j |v_j - o| <= sqrt(sum_j a_j  sum_j a_j (v_j - o)^2): that is the
+  Its weighted mean deviation obeys Cauchy and Schwarz, sum_j a_j |v_j - o| <= sqrt(sum_j a_j  sum_j a_j (v_j - o)^2): the
   bound. For the variance, what fp32 does to a score's sum and exponential is the token's own; an error of the scale is common
   to all, d_j = e s_j, and moves o by e sum_j p_j s_j (v_j - o). What is the same for all tokens cancels.
 - Operands rounded after their scale are known values: their shift is worked out, and the larger of its square and of what
