@@ -15,23 +15,20 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from harness.acceptance import Accepts, acceptance
 from harness.axes import AXES, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
-from harness.known import covering
 from harness.profiles import Profile
 from harness.regimes import Regime
 from harness.region import Numbers, Region
-
-#: Says whether a case may be asked: it lies in the regime and its backend accepts it.
-Accepts = Callable[[Case], bool]
 
 #: Where a plain case is looked for, likeliest first; for lengths the length of each request.
 _USUAL: Mapping[str, Sequence[Any]] = {
@@ -73,14 +70,6 @@ class Domain:
     query_tokens: tuple[int, ...]
     #: The axes with the values that are accepted, weighted.
     axes: tuple[Axis, ...]
-
-
-def acceptance(regime: Regime, backend: Backend, device: torch.device | str = "cpu") -> Accepts:
-    """Make the question whether a case may be asked: of the regime, accepted on the device, and not known to fail."""
-    device = torch.device(device)
-    return lambda case: (
-        case in regime.where and backend.why_not(case, device) is None and not covering(backend.name, case, regime.name)
-    )
 
 
 def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
