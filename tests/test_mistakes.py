@@ -1,4 +1,4 @@
-"""Every mistake made on purpose in the embedded kernel is caught in the smoke profile and shrinks to the least that shows it."""
+"""Mistakes made on purpose in the embedded kernel are caught in the smoke profile and shrink to the least that shows them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from harness.acceptance import acceptance
 from harness.backends import registry
 from harness.backends.triton_splitkv_mistakes import MISTAKES
 from harness.plan import Pair
@@ -13,7 +14,7 @@ from harness.profiles import PROFILES
 from harness.regimes import load
 from harness.run import run_case
 from harness.search import Finding, Search, questions, search
-from harness.strategies import acceptance, cases
+from harness.strategies import cases
 
 #: The smoke profile with time to spare: on a busy machine the search must not end for want of it.
 SMOKE = dataclasses.replace(PROFILES["smoke"], seconds=300.0, shrink_seconds=120.0, related=0.0)

@@ -87,7 +87,7 @@ def test_the_time_limit_ends_the_walk_with_what_it_has() -> None:
 
 
 def test_a_length_counts_for_more_than_plain_content() -> None:
-    """With plain content this fault shows from 75 tokens on, by luck of the data; with rising scores from the tile's edge on."""
+    """This fault shows from 75 tokens on with plain content, by luck of the data, and from the edge on with rising scores."""
     walk = shrink(BIG, lambda case: max(case.lengths) >= (65 if case.content == "rising" else 75), seconds=10)
     assert walk.case == Case(heads=1, lengths=(65,), cache_format="e4m3fn", content="rising")
 
