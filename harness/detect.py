@@ -28,6 +28,7 @@ import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase
 
+from harness.acceptance import acceptance
 from harness.backends.protocol import Output
 from harness.case import Case
 from harness.explain import explain, explain_crash, explain_violations
@@ -41,7 +42,7 @@ from harness.memory import GUARD_BYTE, NotEnoughMemory
 from harness.profiles import PROFILES, Profile
 from harness.regimes import Regime, load
 from harness.shrink import shrink
-from harness.strategies import acceptance, cases
+from harness.strategies import cases
 from harness.verdict import Verdict
 
 #: Seconds that the walk to a minimal repro may take, a fault.

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from harness.acceptance import acceptance
 from harness.backends.protocol import Backend
 from harness.case import Case
 from harness.environment import environment
@@ -31,7 +32,7 @@ from harness.report.failure import panel
 from harness.repro import replay_command, save
 from harness.run import Result, run_case
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
-from harness.strategies import acceptance, cases
+from harness.strategies import cases
 from harness.worker import Worker
 
 #: Seconds between two lines of progress.

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from harness.acceptance import acceptance
 from harness.case import Case
 from harness.plan import Pair
 from harness.profiles import PROFILES, Profile
 from harness.regimes import RELATIONS, load
 from harness.run import Result, run_case
 from harness.search import Outcome, Question, Search, questions, search
-from harness.strategies import acceptance, cases
+from harness.strategies import cases
 from harness.verdict import Verdict
 from tests.stubs import make, write_regimes
 
