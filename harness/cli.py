@@ -231,12 +231,9 @@ def _shrink(given: Any) -> int:
 
 
 def _run_one(case: Case, relation: str | None, backend: Backend, plan: Plan) -> Result:
-    from harness.relations import run_relation
-    from harness.run import run_case
+    from harness.answer import answer
 
-    if relation is not None:
-        return run_relation(case, relation, backend, plan.regimes, device=plan.device)
-    return run_case(case, backend, plan.regimes, device=plan.device)
+    return answer(case, relation, backend, plan.regimes, device=plan.device)
 
 
 def _asked(given: Any) -> tuple[Case, str | None, Backend, Plan]:

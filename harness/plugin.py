@@ -138,6 +138,7 @@ def gate_of(config: pytest.Config) -> Gate:
             database=config.rootpath / ".hypothesis" / "mla-gate",
             isolation=option("--isolation"),
             process=getattr(config, "workerinput", {}).get("workerid", "main"),
+            processes=getattr(config, "workerinput", {}).get("workercount", 1),
         )
         gate = Gate(options, say=lambda line: _say(config, line))
         try:
@@ -194,11 +195,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     found = _rows(config)
     if not found:
         return
-    from harness.report.terminal import table, verdict
+    from harness.report.terminal import notes, table, verdict
 
     terminalreporter.section("mla-gate")
     shared = config.stash[_RUN]
-    for line in (*table(found), "", verdict(found)):
+    for line in (*table(found), *notes(found), "", verdict(found)):
         terminalreporter.write_line(line)
     terminalreporter.write_line(
         f"profile {config.getoption('--profile')}, --seed {shared['seed']}, ledger {_relative(_folder(config), config)}"
