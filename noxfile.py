@@ -257,6 +257,17 @@ def typecheck(session: nox.Session) -> None:
 
 
 @nox.session
+def detect(session: nox.Session) -> None:
+    """Put every known mistake before the gate and print which are caught, and how small they become.
+
+    nox -s detect
+    nox -s detect -- --only NAME
+    """
+    env = {"OMP_NUM_THREADS": "1"} | set_up(session, "triton")
+    session.run("python", "-m", "harness.detect", *session.posargs, env=env)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure the reference's speed and memory, as ratios within one run.
 

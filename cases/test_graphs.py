@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.gate import Gate
-from harness.graphs import GRAPH
 from harness.plan import Pair
+from harness.regimes import GRAPH
 
 
 def test_backend_agrees_when_its_graph_is_replayed(mla_gate: Gate, graphed: Pair) -> None:

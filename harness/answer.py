@@ -9,8 +9,8 @@ import torch
 
 from harness.backends.protocol import Backend
 from harness.case import Case
-from harness.graphs import GRAPH, run_graph
-from harness.regimes import Regimes
+from harness.graphs import run_graph
+from harness.regimes import GRAPH, Regimes
 from harness.relations import run_relation
 from harness.run import Listener, Result, run_case
 

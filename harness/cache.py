@@ -3,7 +3,7 @@
 1. A page holds T token slots; slot = page * T + offset. ``Placement.slots`` is the truth's own map; the kernel gets tables.
 2. Except under "identity" page 0 is dead: a masked lane that falls back to slot 0 reads poison.
 3. Unused table entries hold ids that no pool has (int32 max, -1, the first id past the pool, by turns).
-4. Under "straddling" live pages lie below, across and above each line that the pool spans (the constants below); in a pool that spans
+4. Under "straddling" live pages lie below, across and above each line that the pool spans (``lines``); in a pool that spans
    none, around its middle.
 5. Placement draws from Philox by (seed, stream): the same case has the same pages everywhere.
 

@@ -24,12 +24,10 @@ from harness.case import Case
 from harness.compilations import compiled
 from harness.inputs import Inputs, make_inputs
 from harness.memory import NotEnoughMemory
-from harness.regimes import NoRegime, Regimes
+from harness.regimes import GRAPH, NoRegime, Regimes
 from harness.run import Listener, Result, judged, run_backend
 from harness.verdict import Verdict
 
-#: The relation of a question that asks for a graph.
-GRAPH = "graph"
 #: Records a run: the answer's tensors, and what runs it again.
 Capture = Callable[[Callable[[], Output]], tuple[Output, Callable[[], object]]]
 

@@ -27,6 +27,8 @@ GUARD_BYTES = 4096
 GUARD_BYTE = 0xFF
 #: Above this many bytes a pool is compared by rows, not as a whole, and on the host mapped lazily.
 LAZY_BYTES = 64 << 20
+#: mmap(2)'s flag on Linux; Python names it from 3.13 on.
+_MAP_NORESERVE = 0x4000
 #: Share of each GPU's memory that this process may take, by index; all of it where none is set.
 _SHARES: dict[int, float] = {}
 
@@ -124,7 +126,7 @@ class Arena:
         if not lazy and total > free_bytes(self.device):
             raise NotEnoughMemory(f"not run: {name} needs {total / 2**30:.1f} GiB on {self.device}")
         if lazy:
-            whole = torch.frombuffer(mmap.mmap(-1, total), dtype=torch.uint8)
+            whole = _map(name, total)
         else:
             whole = torch.empty(total, dtype=torch.uint8, device=self.device)
         buffer = self._buffers[name] = _Buffer(name=name, whole=whole, size=size, output=output)
@@ -185,6 +187,17 @@ class Arena:
         for buffer, part, copy in zip(inputs, now, copies, strict=True):
             found += _changed(buffer, part, copy)
         return found
+
+
+def _map(name: str, size: int) -> Tensor:
+    """Map zeros that take memory only where they are touched; uint8 [size]."""
+    # Shared, so that a limit on a process's own data (the worker's) does not count what is never touched; without
+    # reservation, so that the kernel does not refuse what is larger than the machine.
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    try:
+        return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
+    except OSError as refused:
+        raise NotEnoughMemory(f"not run: {name} needs {size / 2**30:.1f} GiB of addresses: {refused.strerror}") from refused
 
 
 def _touched_guards(buffer: _Buffer) -> list[Violation]:

@@ -231,4 +231,3 @@ def search(
         cut=asked.cut,
         seconds=time.monotonic() - began,
     )
-

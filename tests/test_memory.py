@@ -51,7 +51,7 @@ def test_a_nan_that_turns_into_another_nan_is_a_change() -> None:
 
 def test_a_large_pool_takes_no_memory_until_touched() -> None:
     arena = Arena("cpu")
-    pool = arena.allocate("cache", 1 << 33, torch.uint8)
+    pool = arena.allocate("cache", 1 << 38, torch.uint8)  # more than the machine has
     arena.watch_rows("cache", 16, torch.tensor([3, 1 << 28]))
     arena.seal()
     pool[(1 << 32) + 3] = 1
@@ -75,3 +75,8 @@ def test_inputs_taken_over_in_place_are_the_new_ones_and_outputs_are_unwritten_a
 def test_more_than_the_machine_has_is_refused() -> None:
     with pytest.raises(NotEnoughMemory, match="GiB"):
         Arena("cpu").allocate("out", 1 << 50, torch.uint8, output=True)
+
+
+def test_more_addresses_than_there_are_is_refused() -> None:
+    with pytest.raises(NotEnoughMemory, match="GiB of addresses"):
+        Arena("cpu").allocate("cache", 1 << 50, torch.uint8)

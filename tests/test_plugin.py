@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
+from harness import gate as gate_module  # noqa: F401  loaded here, or each inner session would load it anew
 from harness.cli import CASES
 from harness.ledger import Writer, read_all
-from harness.plugin import gate_of  # noqa: F401  keeps the plugin's modules loaded while sessions run inside this one
 from tests import stubs
 
 pytest_plugins = ["pytester"]
@@ -37,12 +36,13 @@ class Gate:
     def arguments(self, kind: str, *options: str) -> list[str]:
         return [
             "-p", "harness.plugin", "-c", "tox.ini", "--rootdir", ".", str(CASES), "--backend", STUB + kind,
-            "--regimes-file", str(self.regimes), "--device", "cpu", *options,
+            "--regimes-file", str(self.regimes), "--device", "cpu", "--examples", "30", *options,
         ]  # fmt: skip
 
     def run(self, kind: str, *options: str) -> pytest.RunResult:
         """Run a session inside this process, cases too."""
-        return self.pytester.runpytest_inprocess(*self.arguments(kind, "--isolation", "off", *options))
+        arguments = self.arguments(kind, "--isolation", "off", *options)
+        return self.pytester.runpytest_inprocess(*arguments, no_reraise_ctrlc=True)
 
     def spawn(self, kind: str, *options: str) -> subprocess.CompletedProcess[str]:
         """Run a session in a process of its own."""
@@ -70,7 +70,7 @@ def test_a_right_backend_passes_and_the_table_says_what_was_executed(gate: Gate)
     kinds = [line["kind"] for line in lines]
     assert kinds.count("planned") == kinds.count("gated") == 2
     assert kinds[-1] == "end"
-    assert sum(line["kind"] == "result" and line["phase"] == "search" for line in lines) > 100
+    assert sum(line["kind"] == "result" and line["phase"] == "search" for line in lines) > 40
 
 
 def test_a_wrong_backend_fails_with_a_panel_a_repro_and_the_command_that_replays_it(gate: Gate) -> None:
@@ -164,6 +164,7 @@ def test_a_failing_row_fails_a_session_whose_tests_passed(gate: Gate) -> None:
         (["--regime", "few-hands"], "*no regime is called 'few-hands': did you mean few-heads*"),
         (["--regimes-file", "none.toml"], "*none.toml: cannot be read as TOML*"),
         (["--device", "tpu"], "*no device is called 'tpu'*"),
+        (["--examples", "0"], "*--examples: a number from 1 on, not '0'*"),
         (["--profile", "huge"], "*invalid choice: 'huge'*"),
     ],
 )
@@ -196,7 +197,7 @@ def test_the_seed_decides_which_cases_are_asked(gate: Gate) -> None:
     asked = []
     for number, seed in enumerate(("3", "3", "4")):
         folder = gate.path / str(number)
-        gate.run("right", "-k", "random and few-heads", "--seed", seed, "--ledger-dir", str(folder))
+        gate.run("right", "-k", "random and few-heads", "--examples", "10", "--seed", seed, "--ledger-dir", str(folder))
         asked.append([line["case"] for ledger in read_all([folder]) for line in ledger.lines if line["kind"] == "result"])
     assert asked[0] == asked[1] != asked[2]
 
@@ -235,4 +236,4 @@ def test_a_kernel_that_takes_its_process_along_is_found_and_shrunk(gate: Gate) -
 def test_a_long_run_shows_progress(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.gate.PROGRESS_SECONDS", 0.0)
     done = gate.run("right", "-k", "random and few-heads")
-    done.stderr.fnmatch_lines([f"mla-gate: {STUB}right × few-heads: * of 100 cases; *"])
+    done.stderr.fnmatch_lines([f"mla-gate: {STUB}right × few-heads: * of 30 cases; *"])

@@ -159,9 +159,7 @@ def test_our_own_errors_are_kept_apart_from_findings(pair: Pair) -> None:
         return Result(case=case, backend=pair.backend.name, regime=pair.regime.name, verdict=kind)
 
     asked = Search(run, lambda result, phase: None, SMOKE)
-    outcome = search(
-        plain(pair), asked, acceptance(pair.regime, pair.backend), seed=0, database=None
-    )
+    outcome = search(plain(pair), asked, acceptance(pair.regime, pair.backend), seed=0, database=None)
     assert not outcome.findings
     assert [error.verdict.kind for error in outcome.errors] == ["ERROR"]
 
@@ -169,13 +167,14 @@ def test_our_own_errors_are_kept_apart_from_findings(pair: Pair) -> None:
 def test_cases_that_were_not_run_do_not_count(pair: Pair) -> None:
     def run(question: Question) -> Result:
         return Result(
-            case=question.case, backend=pair.backend.name, regime=None, verdict=Verdict(kind="UNSUPPORTED", message="needs 9 GiB")
+            case=question.case,
+            backend=pair.backend.name,
+            regime=None,
+            verdict=Verdict(kind="UNSUPPORTED", message="needs 9 GiB"),
         )
 
     asked = Search(run, lambda result, phase: None, SMOKE)
-    outcome = search(
-        plain(pair), asked, acceptance(pair.regime, pair.backend), seed=0, database=None
-    )
+    outcome = search(plain(pair), asked, acceptance(pair.regime, pair.backend), seed=0, database=None)
     assert outcome.executed == 0
 
 

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.graphs import GRAPH
 from harness.ledger import Line, number
+from harness.regimes import GRAPH
 from harness.search import EXECUTED
 
 #: Regime of the row that counts refusals of cases outside a backend's contract.
@@ -86,6 +86,12 @@ def rows(lines: Iterable[Line]) -> list[Row]:
     backends = list(dict.fromkeys(backend for backend, _ in groups))
     found = [_count(backend, regime, group) for (backend, regime), group in groups.items()]
     return sorted(found, key=lambda row: (backends.index(row.backend), row.regime == CONTRACT))
+
+
+def left_out(lines: Iterable[Line]) -> list[str]:
+    """Say which regimes of which backends a run left out, and why; each once, however many processes say so."""
+    said = (f"not gated: {line['backend']} × {line['regime']}: {line['reason']}" for line in lines if line["kind"] == "beyond")
+    return list(dict.fromkeys(said))
 
 
 def _regime(line: Line) -> str:
