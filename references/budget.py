@@ -37,7 +37,7 @@ from references.precision import full_precision
 from references.problem import Problem
 from references.spread import EXCESS, NORMAL_EXCESS, effective_elements, effective_number
 from references.tally import BOUND, OPERAND, PROBABILITY, SINGLE, Tally
-from references.terms import STEPS, U32, UNIFORM, known_rounding, rounded_context
+from references.terms import STEPS, U32, UNIFORM, rounded_context
 
 __all__ = ["Arithmetic", "Budget", "Splits", "budget"]
 
@@ -167,7 +167,7 @@ def _variances(tally: Tally, scale: float, coherence: Tensor, shift: Tensor | No
         + UNIFORM * (2 * U32) ** 2 * (STEPS + tally.sum_depth) * out.square(),
         sums=flushed.square() + UNIFORM * (2 * U32) ** 2 * tally.depth * (out.square() + squares),
         partials=tally.partials.variance.double() if tally.merges else torch.zeros_like(out),
-        last=tally.partials.second_rounding(out, spacing) if twice else known_rounding(out, tokens, spacing),
+        last=tally.partials.second_rounding(out, spacing) if twice else spacing.square() * UNIFORM,
     )
 
 
