@@ -6,6 +6,8 @@ import pytest
 
 from cases.pins import Pin, pinned
 from harness.backends.protocol import Backend
+from harness.graphs import why_not_graph
+from harness.known import KnownFailure, covering, known_failures, wholly_known
 from harness.plan import Plan
 from harness.plugin import planned
 from harness.refusal import rejected
@@ -14,14 +16,26 @@ from harness.regimes import NoRegime
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each test its pairs of backend and regime, its backends, or its pinned cases."""
-    wanted = set(metafunc.fixturenames)
-    if not wanted & {"pair", "backend", "pin"}:
+    wanted = set(metafunc.fixturenames) & {"pair", "graphed", "backend", "pin", "known"}
+    if not wanted:
         return
-    plan = planned(metafunc.config)
-    if plan is None:
-        metafunc.parametrize(tuple(wanted & {"pair", "backend", "pin"}), [])
+    gate = planned(metafunc.config)
+    if gate is None:
+        metafunc.parametrize(tuple(wanted), [])
+        return
+    plan = gate.plan
+    if "known" in wanted:
+        known = [(backend, entry) for backend in plan.backends for entry in known_failures() if _concerns(plan, backend, entry)]
+        metafunc.parametrize(("backend", "known"), known, ids=[f"{backend.name}-{entry.name}" for backend, entry in known])
     elif "pair" in wanted:
-        metafunc.parametrize("pair", plan.pairs, ids=str)
+        whole = [pair for pair in plan.pairs if wholly_known(pair.backend.name, pair.regime.name) is None]
+        asked = [pair for pair in whole if gate.beyond(pair) is None]
+        metafunc.parametrize("pair", asked, ids=str)
+    elif "graphed" in wanted:
+        # Where none can be captured the table says so; a test that asks nothing would look green.
+        asked = [pair for pair in plan.pairs if why_not_graph(pair.backend, plan.device) is None]
+        asked = [pair for pair in asked if wholly_known(pair.backend.name, pair.regime.name) is None]
+        metafunc.parametrize("graphed", asked, ids=str)
     elif "pin" in wanted:
         asked = [(backend, pin) for backend in plan.backends for pin in pinned() if _asked(plan, backend, pin)]
         metafunc.parametrize(("backend", "pin"), asked, ids=[f"{backend.name}-{pin.name}" for backend, pin in asked])
@@ -39,4 +53,14 @@ def _asked(plan: Plan, backend: Backend, pin: Pin) -> bool:
         regime = plan.regimes.of(backend.name, pin.case)
     except NoRegime:
         return True  # inside the contract and without a regime: the run says so as an error
+    if covering(backend.name, pin.case, regime.name) is not None:
+        return False  # the entry's own case is asked in its stead
+    return any(pair.backend is backend and pair.regime.name == regime.name for pair in plan.pairs)
+
+
+def _concerns(plan: Plan, backend: Backend, entry: KnownFailure) -> bool:
+    """Tell whether a known failure is one of this run: of its backend, its regimes, and inside the contract here."""
+    if not entry.names(backend.name) or backend.why_not(entry.case, plan.device) is not None:
+        return False
+    regime = plan.regimes.of(backend.name, entry.case)
     return any(pair.backend is backend and pair.regime.name == regime.name for pair in plan.pairs)

@@ -8,26 +8,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from harness import cli_case
+from harness.cli_case import CommandError, print_json
 from harness.profiles import DEFAULT, PROFILES
 
-if TYPE_CHECKING:
-    from harness.backends.protocol import Backend
-    from harness.case import Case
-    from harness.plan import Plan
-
 CASES = Path(__file__).resolve().parent.parent / "cases"
-
-
-class CommandError(ValueError):
-    """A command that cannot be carried out as it was given; the message says what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +58,8 @@ def _expected() -> tuple[type[Exception], ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from harness.regimes import GRAPH, RELATIONS
+
     parser = argparse.ArgumentParser(
         prog="mla-gate",
         description="Gate MLA decode kernels: random cases against an fp32 reference over the dequantised cache.",
@@ -94,9 +87,9 @@ def _parser() -> argparse.ArgumentParser:
                      help="options of the plugin and of pytest: --seed, --device, --repro-dir, -n 2, -k …")  # fmt: skip
 
     for name, act, about in (
-        ("replay", _replay, "Run one case again and judge it: an id, or the JSON file of a repro."),
-        ("shrink", _shrink, "Walk from a failing case to the smallest one near it that fails in the same way."),
-        ("show", _show, "Say a case in words and shapes."),
+        ("replay", cli_case.replay, "Run one case again and judge it: an id, or the JSON file of a repro."),
+        ("shrink", cli_case.shrink, "Walk from a failing case to the smallest one near it that fails in the same way."),
+        ("show", cli_case.show, "Say a case in words and shapes."),
     ):
         command = add(name, act, about)
         command.add_argument("case", metavar="ID|FILE", help="id of a case (v1:…:end), or a repro file")
@@ -104,7 +97,10 @@ def _parser() -> argparse.ArgumentParser:
             continue
         command.add_argument("--backend", metavar="NAME", help="whom to ask (default: the repro's)")
         command.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: the repro's, else a GPU)")
+        command.add_argument("--relation", choices=(*RELATIONS, GRAPH), help="relation between two runs (default: the repro's)")
         command.add_argument("--regimes-file", type=Path, metavar="FILE", help="judge by this file")
+        command.add_argument("--isolation", choices=("worker", "off"), default="worker",
+                             help="run in a child process that may be lost, or in this one (default: worker)")  # fmt: skip
         command.add_argument("--aiter-source", action="append", default=[], metavar="DIR[=LABEL]", help="checkout of AITER")
         if name == "shrink":
             command.add_argument("--seconds", type=float, default=120.0, help="how long to walk (default: 120)")
@@ -131,7 +127,7 @@ def _backends(given: Any) -> int:
                 row |= {"runs": False, "why_not": str(reason)}
         rows.append(row)
     if given.json:
-        return _print_json(rows)
+        return print_json(rows)
     for row in rows:
         state = "by name" if row["runs"] and not row["default"] else "runs" if row["runs"] else "cannot run here"
         print(f"{row['name']:<22} {state:<16} {row['about']}")
@@ -150,7 +146,7 @@ def _regimes(given: Any) -> int:
         entry_of(given.backend)
     rows = rules.for_backend(given.backend) if given.backend else rules.rows
     if given.json:
-        return _print_json(plain(rows))
+        return print_json(plain(rows))
     for row in rows:
         where = "; ".join(f"{field}: {_rule(rule)}" for field, rule in row.where.allowed.items())
         print(f"{row.name}  ({', '.join(row.backends)})")
@@ -177,125 +173,23 @@ def _run(given: Any) -> int:
     return status if status in (0, 1) else 130 if status == pytest.ExitCode.INTERRUPTED else 2
 
 
-def _replay(given: Any) -> int:
-    from harness.ledger import result_line
-    from harness.report.failure import panel
-    from harness.run import run_case
-
-    case, backend, plan = _asked(given)
-    result = run_case(case, backend, plan.regimes, device=plan.device)
-    if given.json:
-        _print_json(result_line(result, "replay"))
-    elif result.verdict.kind in ("FAIL", "ERROR"):
-        print(panel(result, device=str(plan.device)))
-    else:
-        print(f"{result.verdict.kind}: {result.backend} × {result.regime or 'no regime'}\n  {result.verdict.message}")
-    return 1 if result.verdict.kind in ("FAIL", "ERROR") else 0
-
-
-def _shrink(given: Any) -> int:
-    from harness.repro import save
-    from harness.report.failure import panel
-    from harness.run import Result, run_case
-    from harness.search import Finding, nature
-    from harness.shrink import shrink
-
-    case, backend, plan = _asked(given)
-    results: dict[Any, Result] = {}
-
-    def fails(near: Case) -> bool | None:
-        results[near] = run_case(near, backend, plan.regimes, device=plan.device)
-        if results[near].verdict.kind == "UNSUPPORTED":
-            return None
-        return nature(results[near]) == wanted
-
-    wanted = None
-    fails(case)
-    wanted = nature(results[case])
-    if wanted is None:
-        raise CommandError(f"{backend.name} does not fail on {case}: its verdict is {results[case].verdict.kind}")
-    walk = shrink(case, fails, seconds=given.seconds)
-    finding = Finding(result=results[walk.case], first=case, walk=walk)
-    notes = save(finding.result, backend, plan.regimes, given.repro_dir, device=str(plan.device), finding=finding)
-    if given.json:
-        _print_json({
-            "case": str(walk.case), "neighbour": walk.neighbour and str(walk.neighbour), "difference": walk.difference,
-            "asked": walk.asked, "complete": walk.complete, "notes": notes,
-        })  # fmt: skip
-    else:
-        print(panel(finding.result, device=str(plan.device), finding=finding, notes=notes))
-    return 1
-
-
-def _asked(given: Any) -> tuple[Case, Backend, Plan]:
-    """Find the case, the backend and where it runs, from an id or a repro and the options."""
-    from harness.plan import make_plan
-    from harness.regimes import load
-
-    if given.aiter_source:
-        from harness.backends.aiter_source import name_sources
-
-        name_sources(given.aiter_source)
-    case, repro = _read_case(given.case)
-    name = given.backend or (repro and repro.backend)
-    if not name:
-        raise CommandError("an id says nothing of whom to ask: add --backend NAME (mla-gate backends lists them)")
-    device = given.device or (repro and repro.device)
-    plan = make_plan(load(given.regimes_file), device=device, backends=[name])
-    return case, plan.backends[0], plan
-
-
-def _read_case(text: str) -> tuple[Case, Any]:
-    from harness.case import Case
-    from harness.repro import load as load_repro
-
-    if Path(text).is_file() or text.endswith(".json"):
-        repro = load_repro(text)
-        return repro.case, repro
-    return Case.parse(text), None
-
-
-def _show(given: Any) -> int:
-    from harness.inputs import make_inputs
-    from harness.ledger import plain
-    from harness.script.text import in_words
-
-    case, _ = _read_case(given.case)
-    inputs = make_inputs(case)
-    shapes = {
-        name: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, strides {list(tensor.stride())}"
-        for name in ("query_nope", "query_rope", "cache", "block_table", "kv_indptr", "kv_indices", "lengths", "out", "lse")
-        if (tensor := getattr(inputs, name)) is not None
-    }
-    if given.json:
-        return _print_json({"id": str(case), "case": plain(case), "tensors": shapes})
-    print(f"{case}\n\n{in_words(case)}\n")
-    for name, shape in shapes.items():
-        print(f"{name:<15} {shape}")
-    return 0
-
-
 def _report(given: Any) -> int:
     from harness.ledger import plain, read_all
-    from harness.report.rows import rows
+    from harness.report.rows import left_out, rows
     from harness.report.terminal import table, verdict
 
     ledgers = read_all(given.ledgers)
-    found = rows(line for ledger in ledgers for line in ledger.lines)
+    lines = [line for ledger in ledgers for line in ledger.lines]
+    found = rows(lines)
     cut = [str(ledger.path) for ledger in ledgers if not ledger.complete]
     bad = any(row.reason for row in found)
     if given.json:
-        _print_json({"rows": [plain(row) | {"reason": row.reason} for row in found], "cut": cut})
+        print_json({"rows": [plain(row) | {"reason": row.reason} for row in found], "cut": cut})
         return int(bad)
-    print("\n".join([*table(found), "", verdict(found)]))
+    print("\n".join([*table(found), *left_out(lines), "", verdict(found)]))
     for path in cut:
         print(f"mla-gate: {path} ends before its run did: what it holds is counted")
     return int(bad or not found)
-
-
-def _print_json(value: Any) -> int:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-    return 0
 
 
 if __name__ == "__main__":

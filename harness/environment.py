@@ -44,7 +44,8 @@ def _commit() -> str | None:
     """Find the commit of the gate's own sources, with ``+`` where they were changed since."""
     home = Path(__file__).resolve().parent
     try:
-        head = subprocess.run(["git", "-C", home, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
+        command = ["git", "-C", str(home), "rev-parse", "--short=12", "HEAD"]
+        head = subprocess.run(command, capture_output=True, text=True, timeout=10)
         dirty = subprocess.run(["git", "-C", home, "diff", "--quiet", "HEAD"], capture_output=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None

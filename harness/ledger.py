@@ -7,7 +7,7 @@
 4. A ledger of a newer version is refused; a kind of line that this version does not know is passed over.
 
 Kinds of line: ``planned`` (a regime of a backend that the run means to gate), ``result`` (one case), ``finding`` (one
-fault, shrunk), ``gated`` (a search that ended), ``absent`` (a backend that cannot run here), ``end`` (the run's own end).
+fault, shrunk), ``gated`` (a search that ended), ``beyond`` (a regime that the run left out), ``end`` (the run's own end).
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
     return {
         "phase": phase,
         "case": str(result.case),
+        "relation": result.relation,
         "backend": result.backend,
         "regime": result.regime,
         "verdict": verdict.kind,
@@ -114,6 +115,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         "measurements": plain(verdict.measurements),
         "seconds": round(result.seconds, 6),
         "run_seconds": round(result.run_seconds, 6),
+        "compiled": result.compiled,
         "what_ran": dict(result.what_ran),
     }
 
@@ -131,9 +133,10 @@ def read(path: Path | str) -> Ledger:
         raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
     header = _parse(texts[0]) if texts else None
     if not header or header.get("mla-gate") != "ledger":
-        raise LedgerError(f"{path}: is no ledger: its first line must be a header with \"mla-gate\": \"ledger\"")
+        raise LedgerError(f'{path}: is no ledger: its first line must be a header with "mla-gate": "ledger"')
     if header.get("version") != VERSION:
-        raise LedgerError(f"{path}: is of version {header.get('version')}, this mla-gate reads {VERSION}: use the one that wrote it")
+        found = header.get("version")
+        raise LedgerError(f"{path}: is of version {found}, this mla-gate reads {VERSION}: use the one that wrote it")
     parsed = [_parse(text) for text in texts[1:] if text.strip()]
     lines = tuple(line for line in parsed if line is not None and "kind" in line)
     return Ledger(path=path, header=header, lines=lines, damaged=len(parsed) - len(lines))

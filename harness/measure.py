@@ -9,11 +9,12 @@ Source: docs/numerics.md, "What is checked".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from harness.actual import Actual
 from harness.extremes import NARROW, element_limit, row_limit
 from harness.regimes import Regime
 from harness.weights import Weights, weigh
@@ -31,6 +32,8 @@ CHECKS = {
 }
 #: Unit roundoff of the reference; a format that is as fine has the oracle for its truth.
 FINE = FORMATS["fp32"].unit_roundoff
+#: Bytes of softmax weights that a yardstick keeps; those of more requests are worked out anew when they are asked for.
+KEPT_BYTES = 512 << 20
 #: Divides by what may be zero: a zero over it is zero, anything else is beyond every limit.
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -60,13 +63,23 @@ class Yardstick:
     live: Tensor
     #: Rows whose scores are small enough for their accuracy to be the kernel's doing, bool [B, R].
     conditioned: Tensor
-    #: Softmax weights of each request that has rows, by request.
-    weights: dict[int, Weights]
+    problem: Problem
+    #: Softmax weights of requests, as far as they fit in memory.
+    kept: dict[int, Weights]
 
-    @property
-    def rows(self) -> int:
-        """Count the rows that see a token."""
-        return int(self.live.sum())
+    def requests(self) -> list[int]:
+        """List the requests in which some row sees a token."""
+        return [int(request) for request in self.live.any(-1).nonzero()[:, 0]]
+
+    def weights(self, request: int) -> Weights:
+        """Weigh a request; what is kept of an earlier time is not worked out again."""
+        known = self.kept.get(request)
+        if known is not None:
+            return known
+        found = weigh(self.problem, request)
+        if sum(weights.size for weights in self.kept.values()) + found.size <= KEPT_BYTES:
+            self.kept[request] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +101,10 @@ class Ratios:
         """Take the largest ratio of each row, fp64 [..., R]."""
         return torch.stack(list(self.checks.values())).amax(0)
 
+    def broken(self) -> dict[str, float]:
+        """Name the checks that some row breaks, with the largest ratio of each."""
+        return {name: float(ratio.max()) for name, ratio in self.checks.items() if bool((ratio > 1).any())}
+
 
 def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick:
     """Lay the yardstick of a problem.
@@ -101,19 +118,11 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     bound = budget(problem, regime.arithmetic)
     out = answer.out.double().reshape(batch, rows, problem.latent)
     spread = bound.spread.reshape(batch, rows)
-    live = torch.zeros(batch, rows, dtype=torch.bool, device=out.device)
-    conditioned = torch.zeros_like(live)
-    weights: dict[int, Weights] = {}
-    for request, length in enumerate(problem.lengths):
-        if length:
-            weights[request] = weigh(problem, request)
-            live[request] = weights[request].visible > 0
-            scores = weights[request].scores
-            largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
-            conditioned[request] = largest <= regime.limits.conditioned
+    seen = torch.tensor(problem.lengths)[:, None] - problem.query_tokens + 1 + torch.arange(problem.query_tokens)
+    live = (seen > 0).repeat_interleave(problem.heads, dim=1).to(out.device)
     limits = regime.limits
     lse_quantile = element_limit(int(live.sum()), limits.false_alarm)
-    return Yardstick(
+    yardstick = Yardstick(
         regime=regime,
         out=out,
         lse=answer.lse.double().reshape(batch, rows),
@@ -124,9 +133,21 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
         row_limit=row_limit(spread, limits.false_alarm, int(live.sum())),
         element_limit=element_limit(int(live.sum()) * problem.latent, limits.false_alarm),
         live=live,
-        conditioned=conditioned,
-        weights=weights,
+        conditioned=torch.zeros_like(live),
+        problem=problem,
+        kept={},
     )
+    for request in yardstick.requests():
+        scores = yardstick.weights(request).scores
+        largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
+        yardstick.conditioned[request] = largest <= limits.conditioned
+    return yardstick
+
+
+def recentre(yardstick: Yardstick, answer: Answer) -> Yardstick:
+    """Lay a yardstick around another truth of the same problem; budgets do not depend on it."""
+    out, lse = answer.out.double().reshape(yardstick.out.shape), answer.lse.double().reshape(yardstick.lse.shape)
+    return replace(yardstick, out=out, lse=lse)
 
 
 def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, request: int | None = None) -> Ratios:
@@ -164,13 +185,44 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
     )
 
 
+def measure_actual(actual: Actual, yardstick: Yardstick) -> Ratios:
+    """Measure an answer."""
+    error, lost = errors(actual, yardstick)
+    lse_error = None if actual.lse is None else actual.lse.double() - yardstick.lse
+    found = measure(yardstick, error, lse_error)
+    found.checks["hard"].masked_fill_(lost.any(-1) & yardstick.live, torch.inf)
+    return found
+
+
+def errors(actual: Actual, yardstick: Yardstick) -> tuple[Tensor, Tensor]:
+    """Take output less truth, and find what no rounding explains where the truth lies beyond the format; [B, R, L] each.
+
+    There the budget has no number. Infinity of the truth's sign and the largest value are right; anything below the last
+    binade, of the other sign, or infinite where it need not be, is not.
+    """
+    values, truth, maximum = actual.out, yardstick.out, actual.known.maximum
+    beyond = truth.abs() + yardstick.hard > maximum
+    alike = values.sign() == truth.sign()
+    right = beyond & alike & (values.abs() >= maximum)
+    lost = ((truth.abs() > maximum) & ~(alike & (values.abs() >= maximum / 2))) | (beyond & ~right & values.isinf())
+    return torch.where(right | lost, 0.0, values - truth), lost
+
+
+def per_element(yardstick: Yardstick, error: Tensor) -> Tensor:
+    """Divide errors by the nearer of each element's two limits, fp64 [B, R, L]."""
+    size = error.abs()
+    hard = size / yardstick.hard.clamp_min(_TINY) / yardstick.regime.limits.hard
+    return torch.maximum(hard, size / yardstick.variance.sqrt().clamp_min(_TINY) / yardstick.element_limit)
+
+
 def stray(yardstick: Yardstick, certain: Answer) -> Tensor:
     """Measure how far a truth lies from a more certain one, in units of what fp32 explains, fp64 [B, R].
 
     Source: fp32 sums err in proportion to the magnitudes they add up, and a score's error moves its row in proportion.
     """
     strayed = torch.zeros_like(yardstick.lse)
-    for request, weights in yardstick.weights.items():
+    for request in yardstick.requests():
+        weights = yardstick.weights(request)
         unit = FINE * (1 + weights.magnitudes())
         sizes = weights.probabilities @ weights.norms().sqrt()
         certainly = certain.out[request].reshape_as(yardstick.out[request])

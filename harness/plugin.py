@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import random
@@ -23,7 +24,7 @@ from harness.profiles import DEFAULT, PROFILES
 
 if TYPE_CHECKING:
     from harness.gate import Gate
-    from harness.plan import Plan
+    from harness.ledger import Line
     from harness.report.rows import Row
 
 _GATE = pytest.StashKey["Gate"]()
@@ -42,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="gate only this regime; may be repeated (default: all regimes of the backends)")  # fmt: skip
     group.addoption("--profile", choices=tuple(PROFILES), default=DEFAULT,
                     help=f"how many cases, how large, how long (default: {DEFAULT})")  # fmt: skip
+    group.addoption("--examples", type=_count, metavar="N",
+                    help="random cases of each backend and regime (default: the profile's number)")  # fmt: skip
     group.addoption("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: a GPU where there is one)")
     group.addoption("--seed", type=int, metavar="N",
                     help="seed of the searches (default: 0; a new one each time where the profile explores)")  # fmt: skip
@@ -49,9 +52,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ledger-dir", metavar="DIR", help="folder of this run's ledgers (default: a new one in .mla-gate/runs)")
     group.addoption("--regimes-file", metavar="FILE", help="judge by this file (default: cases/regimes.toml)")
     group.addoption("--isolation", choices=("worker", "off"), default="worker",
-                    help="run cases in a child process that may be lost, or in this one, for debugging (default: worker)")  # fmt: skip
+                    help="run cases in a child process that may be lost, or in this one (default: worker)")  # fmt: skip
     group.addoption("--aiter-source", action="append", default=[], metavar="DIR[=LABEL]",
                     help="source checkout of AITER for the aiter backends; may be repeated with labels")  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1 on, not {text!r}")
+    return int(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,19 +94,30 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         gate_of(config)
 
 
-def planned(config: pytest.Config) -> Plan | None:
-    """Give the plan of the session's run, for the hooks that collect; None where it cannot be planned, which ends it later."""
+def planned(config: pytest.Config) -> Gate | None:
+    """Give the session's run, for the hooks that collect; None where it cannot be planned, which ends it later."""
     try:
-        return gate_of(config).plan
+        return gate_of(config)
     except pytest.UsageError as error:
         config.stash[_FAULT] = error
         return None
 
 
-def pytest_collection_modifyitems(config: pytest.Config) -> None:
-    """End a session whose run cannot be planned: within the collection of a file it would be that file's error."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """End a session whose run cannot be planned (within a file it would be that file's error); leave out what asks nothing."""
     if _FAULT in config.stash:
         raise config.stash[_FAULT]
+    # Where nothing is to be asked, pytest makes a test that it skips; a skip would look green.
+    empty = [item for item in items if _asks_nothing(item)]
+    if empty:
+        config.hook.pytest_deselected(items=empty)
+        items[:] = [item for item in items if item not in empty]
+
+
+def _asks_nothing(item: pytest.Item) -> bool:
+    if not item.path.is_relative_to(CASES):
+        return False
+    return any("empty parameter set" in str(mark.kwargs.get("reason")) for mark in item.iter_markers("skip"))
 
 
 def gate_of(config: pytest.Config) -> Gate:
@@ -119,6 +139,7 @@ def gate_of(config: pytest.Config) -> Gate:
             backends=tuple(option("--backend")),
             regimes=tuple(option("--regime")),
             profile=option("--profile"),
+            examples=option("--examples"),
             device=option("--device"),
             seed=shared["seed"],
             regimes_file=Path(option("--regimes-file")) if option("--regimes-file") else None,
@@ -127,6 +148,7 @@ def gate_of(config: pytest.Config) -> Gate:
             database=config.rootpath / ".hypothesis" / "mla-gate",
             isolation=option("--isolation"),
             process=getattr(config, "workerinput", {}).get("workerid", "main"),
+            processes=getattr(config, "workerinput", {}).get("workercount", 1),
         )
         gate = Gate(options, say=lambda line: _say(config, line))
         try:
@@ -161,6 +183,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gate = gate_of(session.config)
         for pair in pairs.values():
             gate.intend(pair)
+        for pair in gate.plan.pairs:
+            if str(pair) not in pairs and (reason := gate.beyond(pair)):
+                gate.leave_out(pair, reason)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -180,14 +205,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the verdict table."""
-    found = _rows(config)
-    if not found:
+    lines = _lines(config)
+    if not lines:
         return
-    from harness.report.terminal import table, verdict
+    from harness.report.rows import left_out, rows
+    from harness.report.terminal import notes, table, verdict
 
     terminalreporter.section("mla-gate")
-    shared = config.stash[_RUN]
-    for line in (*table(found), "", verdict(found)):
+    shared, found = config.stash[_RUN], rows(lines)
+    for line in (*table(found), *notes(found), *left_out(lines), "", verdict(found)):
         terminalreporter.write_line(line)
     terminalreporter.write_line(
         f"profile {config.getoption('--profile')}, --seed {shared['seed']}, ledger {_relative(_folder(config), config)}"
@@ -209,14 +235,19 @@ def _folder(config: pytest.Config) -> Path:
 
 
 def _rows(config: pytest.Config) -> list[Row]:
+    from harness.report.rows import rows
+
+    return rows(_lines(config))
+
+
+def _lines(config: pytest.Config) -> list[Line]:
     folder = _folder(config)
     if not folder.is_dir():
         return []
     from harness.ledger import LedgerError, read_all
-    from harness.report.rows import rows
 
     try:
-        return rows(line for ledger in read_all([folder]) for line in ledger.lines)
+        return [line for ledger in read_all([folder]) for line in ledger.lines]
     except LedgerError:
         return []
 

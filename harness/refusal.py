@@ -16,12 +16,12 @@ from collections.abc import Iterator
 
 import torch
 
+from harness.axes import AXES, HEADS
 from harness.backends.protocol import Backend, Unsupported
 from harness.case import Case, CaseError
 from harness.inputs import make_inputs
 from harness.memory import NotEnoughMemory
 from harness.run import Result
-from harness.strategies import AXES, HEADS
 from harness.verdict import Verdict
 
 #: Axes of numbers, beside those of ``strategies.AXES``.

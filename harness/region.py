@@ -195,7 +195,7 @@ def _numbers(field: str, rule: Any, domain: Numbers) -> tuple[Numbers, ...]:
         unknown = set(table) - set(_NUMBER_KEYS)
         if unknown:
             raise RegionError(f"{field} has no key {', '.join(sorted(unknown))}: it has {', '.join(_NUMBER_KEYS)}")
-        given = {_NUMBER_KEYS[key]: frozenset(value) if key == "not" else value for key, value in table.items()}
+        given: dict[str, Any] = {_NUMBER_KEYS[key]: frozenset(value) if key == "not" else value for key, value in table.items()}
         whole = [number for value in given.values() for number in (value if isinstance(value, frozenset) else [value])]
         if any(type(number) is not int for number in whole) or given.get("multiple_of", 1) < 1:
             raise RegionError(f"{field} takes whole numbers, and multiples from 1, not {table!r}")

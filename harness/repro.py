@@ -48,6 +48,8 @@ class Repro:
     verdict: str
     fault: str | None
     message: str
+    #: Relation between two runs that it broke; None for one run.
+    relation: str | None = None
     #: Id of the first case that showed the fault, and of the smallest passing neighbour; or None.
     first: str | None = None
     neighbour: str | None = None
@@ -59,13 +61,14 @@ class Repro:
     @property
     def command(self) -> str:
         """Give the command that replays it."""
-        return replay_command(self.case, self.backend, self.device)
+        return replay_command(self.case, self.backend, self.device, self.relation)
 
 
-def replay_command(case: Case, backend: str, device: str) -> str:
+def replay_command(case: Case, backend: str, device: str, relation: str | None = None) -> str:
     """Give the command that replays a case on a backend, as whoever started the run would call it."""
     program = os.environ.get("MLA_GATE_COMMAND", "mla-gate")
-    return f"{program} replay {shlex.quote(str(case))} --backend {shlex.quote(backend)} --device {device}"
+    parts = [str(case), "--backend", backend, "--device", device]
+    return f"{program} replay {shlex.join(parts + (['--relation', relation] if relation else []))}"
 
 
 def save(
@@ -80,21 +83,24 @@ def save(
         verdict=result.verdict.kind,
         fault=result.verdict.fault,
         message=result.verdict.message,
+        relation=result.relation,
         first=str(finding.first) if finding else None,
         neighbour=str(finding.walk.neighbour) if finding and finding.walk.neighbour else None,
         difference=finding.walk.difference if finding else "",
         environment=environment(device),
     )
-    stem = folder / _name(result)
+    name = _name(result)
     notes = []
     body = {"mla-gate": "repro", "version": VERSION, **plain(made), "case": str(made.case), "command": made.command}
-    notes.append(_write(stem.with_suffix(".json"), json.dumps(body, indent=2, ensure_ascii=False) + "\n", "repro"))
+    notes.append(_write(folder / f"{name}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n", "repro"))
+    if result.relation is not None and result.verdict.fault in ("variant", "nondeterministic"):
+        return [*notes, "script not made: the fault shows between two runs (the repro replays both)"]
     try:
         rows = tuple(found.index for found in result.verdict.measurements.worst_rows)
         text = write_script(result.case, backend, regimes.of(result.backend, result.case), rows=rows)
     except (NoRegime, MemoryError, OSError, ValueError, RuntimeError, NotImplementedError) as error:
         return [*notes, f"script not made: {type(error).__name__}: {error}"]
-    return [*notes, _write(stem.with_suffix(".py"), text, "script")]
+    return [*notes, _write(folder / f"{name}.py", text, "script")]
 
 
 def load(path: Path | str) -> Repro:

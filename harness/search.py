@@ -25,6 +25,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from harness.case import Case
 from harness.profiles import Profile
+from harness.regimes import RELATIONS
 from harness.run import Result
 from harness.shrink import Shrunk, shrink
 
@@ -62,19 +63,28 @@ class Outcome:
     seconds: float
 
 
-class CaseFailed(Exception):
-    """A case failed; Hypothesis shrinks by the type, one for each nature of fault."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What Hypothesis draws: a case, and a relation between two runs of it to hold the backend to."""
 
-    def __init__(self, case: Case) -> None:
-        super().__init__(str(case))
-        self.case = case
+    case: Case
+    #: A key of relations.ALL; None for one run.
+    relation: str | None = None
+
+
+class QuestionFailed(Exception):
+    """A question failed; Hypothesis shrinks by the type, one for each nature of fault."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(str(question))
+        self.question = question
 
 
 class _TimeUp(BaseException):
     """The search's time is over; not an Exception, so that Hypothesis does not take it for a failing case."""
 
 
-_TYPES: dict[str, type[CaseFailed]] = {}
+_TYPES: dict[str, type[QuestionFailed]] = {}
 
 
 def nature(result: Result) -> str | None:
@@ -88,16 +98,16 @@ def nature(result: Result) -> str | None:
 class Search:
     """A search under way."""
 
-    def __init__(self, run: Callable[[Case], Result], heard: Callable[[Result, str], None], profile: Profile) -> None:
+    def __init__(self, run: Callable[[Question], Result], heard: Callable[[Result, str], None], profile: Profile) -> None:
         """Begin.
 
         Args:
-            run: runs a case.
+            run: runs a question.
             heard: hears of each result as it comes, with "search" or "shrink".
             profile: bounds the search.
         """
         self.run, self.heard, self.profile = run, heard, profile
-        self.results: dict[Case, Result] = {}
+        self.results: dict[Question, Result] = {}
         #: First failing case of each nature.
         self.firsts: dict[str, Case] = {}
         self.executed = 0
@@ -106,62 +116,74 @@ class Search:
         #: When shrinking must end; None before the first failure.
         self.end: float | None = None
 
-    def answer(self, case: Case) -> Result | None:
-        """Run a case, or remember its result; None where the time for new cases is over."""
-        if case in self.results:
-            return self.results[case]
+    def answer(self, question: Question) -> Result | None:
+        """Run a question, or remember its result; None where the time for new ones is over."""
+        if question in self.results:
+            return self.results[question]
         now = time.monotonic()
         if self.end is None and now - self.began > self.profile.seconds:
             self.cut = True
             raise _TimeUp
         if self.end is not None and now > self.end:
             return None
-        result = self.results[case] = self.run(case)
+        result = self.results[question] = self.run(question)
         phase = "search" if self.end is None else "shrink"
         self.executed += phase == "search" and result.verdict.kind in EXECUTED
         self.heard(result, phase)
         return result
 
-    def ask(self, case: Case) -> None:
-        """Ask for Hypothesis: raise where a case fails."""
-        result = self.answer(case)
+    def ask(self, question: Question) -> None:
+        """Ask for Hypothesis: raise where a question fails."""
+        result = self.answer(question)
         kind = nature(result) if result else None
         if kind is not None:
             if self.end is None:
                 self.end = time.monotonic() + self.profile.shrink_seconds
-            self.firsts.setdefault(kind, case)
-            made = _TYPES.setdefault(kind, type(f"CaseFailed[{kind}]", (CaseFailed,), {}))
-            raise made(case)
+            self.firsts.setdefault(kind, question.case)
+            made = _TYPES.setdefault(kind, type(f"QuestionFailed[{kind}]", (QuestionFailed,), {}))
+            raise made(question)
 
-    def finding(self, case: Case, accepts: Callable[[Case], bool]) -> Finding:
+    def finding(self, question: Question, accepts: Callable[[Case], bool]) -> Finding:
         """Walk from the case that Hypothesis ended at to one whose every neighbour passes."""
-        kind = nature(self.results[case])
+        kind = nature(self.results[question])
+
+        def at(case: Case) -> Question:
+            return Question(case=case, relation=question.relation)
 
         def fails(near: Case) -> bool | None:
             if not accepts(near):
                 return None
-            if near not in self.results:
-                self.results[near] = self.run(near)
-                self.heard(self.results[near], "shrink")
-            result = self.results[near]
+            if at(near) not in self.results:
+                self.results[at(near)] = self.run(at(near))
+                self.heard(self.results[at(near)], "shrink")
+            result = self.results[at(near)]
             return nature(result) == kind if result.verdict.kind in EXECUTED | {"ERROR"} else None
 
-        walk = shrink(case, fails, seconds=self.profile.shrink_seconds)
-        return Finding(result=self.results[walk.case], first=self.firsts[str(kind)], walk=walk)
+        walk = shrink(question.case, fails, seconds=self.profile.shrink_seconds)
+        return Finding(result=self.results[at(walk.case)], first=self.firsts[str(kind)], walk=walk)
+
+
+def questions(cases: st.SearchStrategy[Case], profile: Profile) -> st.SearchStrategy[Question]:
+    """Make the strategy of questions over cases; the share with a relation is the profile's, and none is plainest."""
+    names = list(RELATIONS)
+    plain = round(len(names) * (1 - profile.related) / profile.related) if profile.related else 1
+    table = [None] * plain + names * bool(profile.related)
+    relation = st.integers(0, len(table) - 1).map(table.__getitem__)
+    return st.builds(lambda case, relation: Question(case=case, relation=relation), cases, relation)
 
 
 def search(
-    strategy: st.SearchStrategy[Case],
+    strategy: st.SearchStrategy[Question],
     asked: Search,
     accepts: Callable[[Case], bool],
     *,
     seed: int,
     database: Path | None,
 ) -> Outcome:
-    """Search a strategy's cases for failing ones.
+    """Search a strategy's questions for failing ones.
 
     Args:
-        strategy: the cases.
+        strategy: the questions.
         asked: what runs them, and the profile that bounds the search.
         accepts: whether a case may be asked in the walk.
         seed: of the search; the same seed asks the same cases.
@@ -180,27 +202,28 @@ def search(
         verbosity=Verbosity.quiet,
     )
 
-    def ask(case: Case) -> None:
-        asked.ask(case)
+    def ask(question: Question) -> None:
+        asked.ask(question)
 
-    failed: list[CaseFailed] = []
+    failed: list[QuestionFailed] = []
     state = random.getstate()
     try:
         # In this order: a seed turns the database off, and settings turn it on again.
         settings(hypothesis.seed(seed)(hypothesis.given(strategy)(ask)))()
     except _TimeUp:
         pass
-    except CaseFailed as one:
+    except QuestionFailed as one:
         failed = [one]
     except BaseExceptionGroup as several:
-        ours, rest = several.split(CaseFailed)
+        ours, rest = several.split(QuestionFailed)
         if rest is not None:
             raise
-        failed = [one for one in (ours.exceptions if ours else ()) if isinstance(one, CaseFailed)]
+        failed = [one for one in (ours.exceptions if ours else ()) if isinstance(one, QuestionFailed)]
     finally:
         random.setstate(state)
-    findings = [asked.finding(one.case, accepts) for one in failed if asked.results[one.case].verdict.kind == "FAIL"]
-    errors = [asked.results[one.case] for one in failed if asked.results[one.case].verdict.kind == "ERROR"]
+    ends = [(one.question, asked.results[one.question].verdict.kind) for one in failed]
+    findings = [asked.finding(question, accepts) for question, kind in ends if kind == "FAIL"]
+    errors = [asked.results[question] for question, kind in ends if kind == "ERROR"]
     return Outcome(
         executed=asked.executed,
         findings=tuple(findings),
@@ -208,4 +231,3 @@ def search(
         cut=asked.cut,
         seconds=time.monotonic() - began,
     )
-

@@ -1,99 +1,42 @@
 """Hypothesis strategies of cases, shaped so that shrinking reads well.
 
 1. A case is built inside its regime and its backend's contract; it is never drawn anywhere and filtered.
-2. Each axis is a table from plain to strange. Hypothesis draws an index and shrinks it, so in a shrunk case every axis
-   that does not matter is plain.
-3. Numbers ascend in their table. Those around page, tile and split edges stand there more than once: likelier to be drawn,
-   and no obstacle to shrinking.
-4. What costs most to leave large is drawn first, since Hypothesis shrinks earlier choices harder: requests, lengths,
+2. Hypothesis draws indices into the tables of ``axes`` and shrinks them, so in a shrunk case every axis that does not
+   matter is plain.
+3. What costs most to leave large is drawn first, since Hypothesis shrinks earlier choices harder: requests, lengths,
    heads, query tokens.
-5. Axes are probed one at a time from a plain case that the backend accepts. Where two of them cannot stand together, a
-   drawn case moves axis by axis towards that plain case until it is accepted.
+4. On a GPU the fields that a backend compiles kernels for are drawn together, from a few sets of them: another kernel costs
+   seconds and another case milliseconds. Every value of every such field stands in some set, the plainest in the first one.
+5. Values are probed from a plain case that the backend accepts, alone and beside one other change. Where drawn values
+   cannot stand together, the case moves axis by axis towards that plain case until it is accepted.
 
-Source: boundary lengths find mask faults and regular ones do not (FlashMLA's and FlashInfer's fuzzers draw them too).
+Source: Hypothesis's shrink order: fewer choices first, then smaller ones, the earliest first.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from harness.acceptance import Accepts, acceptance
+from harness.axes import AXES, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
 from harness.backends.protocol import Backend
-from harness.case import CONTENTS, PLACEMENTS, POISONS, QUERY_LAYOUTS, TABLES, Case, CaseError
+from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
 from harness.profiles import Profile
 from harness.regimes import Regime
 from harness.region import Numbers, Region
-from references.formats import FORMATS
 
-#: Says whether a case may be asked: it lies in the regime and its backend accepts it.
-Accepts = Callable[[Case], bool]
-
-#: Lengths up to this are all drawn, so that Hypothesis can walk to the shortest that fails; beyond it only edges are.
-DENSE = 136
-#: Tile and page sizes whose multiples are edges for any kernel.
-TILES = (16, 32, 64, 128, 256)
-#: How often an edge among the dense lengths stands in the table: with 13 edges about a fifth of all draws.
-EDGE_WEIGHT = 4
-#: Heads of a case: small ones, those of production models split over 1 to 16 GPUs, and the neighbours of MFMA tiles.
-HEADS = (*range(1, 17), 1, 8, 12, 16, 17, 20, 24, 31, 32, 33, 40, 48, 64, 65, 96, 127, 128, 129, 192, 256)
-#: Query tokens of a request: plain decode most often, then the depths of multi-token prediction.
-QUERY_TOKENS = (1, 1, 1, 1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 16)
-#: Formats, the commonest first.
-_FORMATS = ("bf16", *(name for name in FORMATS if name != "bf16"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """Fields of a case that are drawn together, and their values from plain to strange."""
-
-    #: Fields of Case.
-    fields: tuple[str, ...]
-    #: A value for each field, plainest first.
-    values: tuple[tuple[Any, ...], ...]
-    #: How often the plainest value stands in the table; the others stand there once.
-    plain: int = 1
-
-
-def _axis(field: str, *values: Any, plain: int = 1) -> Axis:
-    return Axis(fields=(field,), values=tuple((value,) for value in values), plain=plain)
-
-
-#: Every axis but requests, lengths, heads, query tokens and seed; drawn in this order.
-AXES: tuple[Axis, ...] = (
-    Axis(fields=("query_format", "cache_format"), values=tuple(itertools.product(_FORMATS, _FORMATS))),
-    _axis("page_size", 1, 2, 3, 7, 16, 32, 64, 128, plain=3),
-    # The last two span more than 2^31 and 2^32 bytes (rows of 576 elements); on a CPU only live pages take memory.
-    Axis(
-        fields=("placement", "pool_rows"),
-        values=(*((placement, 0) for placement in PLACEMENTS), ("high", 4_000_000), ("scattered", 8_000_000)),
-        plain=3,
-    ),
-    _axis("table", *TABLES),
-    _axis("table_padding", 0, 1, 5, plain=2),
-    _axis("query_layout", *QUERY_LAYOUTS),
-    _axis("token_padding", 0, 64, 16, 1, plain=4),
-    _axis("page_padding", 0, 576, 64, 1, plain=4),
-    # A power of two moves through rounding unseen; the others do not.
-    _axis("cache_scale", 1.0, 0.5, 1.7, 0.0371, 11.3, plain=2),
-    _axis("query_scale", 1.0, 2.0, 0.3, 0.0213, 7.9, plain=2),
-    # 1/sqrt(192), 1/sqrt(576), and DeepSeek's with the YaRN factor 1.3689 squared.
-    _axis("softmax_scale", 192**-0.5, 576**-0.5, 192**-0.5 * 1.3689**2, plain=3),
-    _axis("lse", True, False, plain=4),
-    _axis("content", *CONTENTS, plain=3),
-    _axis("amplitude", 1.0, 0.25, 3.0, 10.0, 30.0, 100.0, plain=4),
-    _axis("poison", *POISONS),
-    Axis(fields=("latent", "rope"), values=((512, 64), (128, 64), (256, 32), (64, 16)), plain=12),
-)
 #: Where a plain case is looked for, likeliest first; for lengths the length of each request.
 _USUAL: Mapping[str, Sequence[Any]] = {
-    "query_format": _FORMATS,
-    "cache_format": _FORMATS,
+    "query_format": FORMATS,
+    "cache_format": FORMATS,
     "heads": tuple(dict.fromkeys(sorted(HEADS))),
     "batch": (1, 2, 4, 8, 16, 32, 64, 128, 256),
     "lengths": (64, 65, 128, 256, 512, 1024, 4096, 16384, 1, 0),
@@ -104,10 +47,10 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "lse": (True, False),
     "content": tuple(CONTENTS),
 }
+#: How many times a profile's scores the plainest case of a regime may have on a CPU.
+_FACTOR = 20
 #: Cases tried in looking for it: each costs microseconds, and a region leaves few choices.
 _TRIALS = 100_000
-#: Seeds that are drawn; the shrunk seed is 0 where the seed does not matter.
-SEEDS = 1 << 32
 
 
 class NoSuchCase(ValueError):
@@ -132,28 +75,6 @@ class Domain:
     axes: tuple[Axis, ...]
 
 
-def lengths_table(longest: int, tiles: Iterable[int] = TILES) -> tuple[int, ...]:
-    """List lengths from 0 to ``longest``, ascending; edges of pages, tiles and splits stand there more than once."""
-    tiles = sorted({*tiles, *TILES})
-    table = list(range(min(DENSE, longest) + 1))
-    near = {edge + step for tile in tiles for edge in (tile, 2 * tile) for step in (-1, 0, 1) if edge + step <= DENSE}
-    table += [edge for edge in near if edge <= longest] * (EDGE_WEIGHT - 1)
-    far = set()
-    for tile in tiles:
-        # Every multiple up to eight tiles, then only by doubling: k tiles ± 1 for a share of k that stays constant.
-        count = 1
-        while count * tile <= longest + 1:
-            far |= {count * tile + step for step in (-1, 0, 1)}
-            count = count + 1 if count < 8 else 2 * count
-    return tuple(sorted(table + [edge for edge in far if DENSE < edge <= longest]))
-
-
-def acceptance(regime: Regime, backend: Backend, device: torch.device | str = "cpu") -> Accepts:
-    """Make the question whether a case may be asked: it lies in the regime, and the backend accepts it on the device."""
-    device = torch.device(device)
-    return lambda case: case in regime.where and backend.why_not(case, device) is None
-
-
 def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     """Find what may be drawn.
 
@@ -169,15 +90,24 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     arithmetic = regime.arithmetic
     tiles = {tile for tile in (arithmetic.tile, arithmetic.splits.tile) if tile > 1}
 
+    changes = [dict(zip(axis.fields, value, strict=True)) for axis in AXES for value in axis.values]
+    others = [change for change in changes if _accepted(accepts, plain, **change)]
+
+    def possible(**change: Any) -> bool:
+        """Accepted alone, or beside one change of another axis: what two axes forbid together neither loses."""
+        beside = (other for other in others if not other.keys() & change.keys())
+        return _accepted(accepts, plain, **change) or any(_accepted(accepts, plain, **change, **other) for other in beside)
+
     def allowed(field: str, table: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple(value for value in table if _accepted(accepts, plain, **{field: value}))
+        fits = {value: possible(**{field: value}) for value in dict.fromkeys(table)}
+        return tuple(value for value in table if fits[value])
 
     table = lengths_table(profile.longest, tiles)
-    fits = {length: _accepted(accepts, plain, lengths=(length,) * plain.batch) for length in dict.fromkeys(table)}
+    fits = {length: possible(lengths=(length,) * plain.batch) for length in dict.fromkeys(table)}
     batches = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
     axes = []
     for axis in AXES:
-        kept = [value for value in axis.values if _accepted(accepts, plain, **dict(zip(axis.fields, value, strict=True)))]
+        kept = [value for value in axis.values if possible(**dict(zip(axis.fields, value, strict=True)))]
         own = tuple(getattr(plain, field) for field in axis.fields)
         kept = kept or [own]
         axes.append(Axis(fields=axis.fields, values=tuple([kept[0]] * (axis.plain - 1) + kept)))
@@ -191,7 +121,51 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     )
 
 
-def cases(regime: Regime, profile: Profile, backend: Backend, device: torch.device | str = "cpu") -> st.SearchStrategy[Case]:
+def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
+    """Say why a regime is not for a profile on a CPU: its plainest case alone is many times what a case may be; or None."""
+    try:
+        plain = _plain_case(accepts, regime.where)
+    except NoSuchCase:
+        return None
+    scores = plain.heads * plain.query_tokens * sum(plain.lengths)
+    if scores <= _FACTOR * profile.scores:
+        return None
+    return f"its plainest case has {scores} scores, and a case of profile {profile.name} about {profile.scores} at most"
+
+
+def kernel_sets(known: Domain, compiled: frozenset[str], count: int, seed: int) -> list[dict[str, Any]]:
+    """Make sets of values of the fields that a backend compiles kernels for, the plainest first.
+
+    Args:
+        known: what may be drawn.
+        compiled: the fields.
+        count: sets.
+        seed: chooses which values meet.
+    """
+    draw = random.Random(seed)
+    columns: list[list[dict[str, Any]]] = []
+    numbers = [Axis(fields=(name,), values=tuple((value,) for value in getattr(known, name)), plain=1)
+               for name in ("heads", "query_tokens")]  # fmt: skip
+    for axis in (*numbers, *known.axes):
+        if not compiled.intersection(axis.fields):
+            continue
+        # Each value once as far as there are sets, the rest by its weight.
+        strange = [value for value in dict.fromkeys(axis.values) if value != axis.values[0]]
+        draw.shuffle(strange)
+        rest = strange[: count - 1]
+        rest += [draw.choice(axis.values) for _ in range(count - 1 - len(rest))]
+        draw.shuffle(rest)
+        columns.append([dict(zip(axis.fields, value, strict=True)) for value in (axis.values[0], *rest)])
+    sets: list[dict[str, Any]] = [{} for _ in range(count)]
+    for column in columns:
+        for made, values in zip(sets, column, strict=True):
+            made.update(values)
+    return sets
+
+
+def cases(
+    regime: Regime, profile: Profile, backend: Backend, device: torch.device | str = "cpu", *, seed: int = 0
+) -> st.SearchStrategy[Case]:
     """Make the strategy of the cases of a regime that a backend accepts.
 
     Args:
@@ -199,25 +173,38 @@ def cases(regime: Regime, profile: Profile, backend: Backend, device: torch.devi
         profile: how large cases may be.
         backend: who is asked.
         device: where.
+        seed: on a GPU, chooses which values of the fields that kernels are compiled for meet.
 
     Raises:
         NoSuchCase: if there is none.
     """
     accepts = acceptance(regime, backend, device)
     known = domain(regime, profile, accepts)
+    compiled = backend.capabilities.compiled if torch.device(device).type == "cuda" else frozenset()
+    sets = kernel_sets(known, compiled, profile.kernels, seed) if compiled else [{}]
 
     @st.composite
     def build(draw: st.DrawFn) -> Case:
         def upto(table: tuple[int, ...], most: int) -> int:
             return table[draw(st.integers(0, max(bisect_right(table, most), 1) - 1))]
 
-        length = st.integers(0, len(known.lengths) - 1).map(known.lengths.__getitem__)
-        lengths = _draw_lengths(draw, known, length, profile.tokens)
+        chosen = sets[draw(st.integers(0, len(sets) - 1))] if compiled else {}
+        # Where heads and query tokens are chosen already, the lengths have to fit them.
+        scores = profile.scores // (chosen.get("heads", 1) * chosen.get("query_tokens", 1))
+        most = min(profile.tokens, max(scores, 1)) if compiled else profile.tokens
+        table = known.lengths[: max(bisect_right(known.lengths, most), 1)]
+        length = st.integers(0, len(table) - 1).map(table.__getitem__)
+        lengths = _draw_lengths(draw, known, length, most)
         tokens = max(sum(lengths), 1)
-        heads = upto(known.heads, profile.scores // tokens)
-        query_tokens = upto(known.query_tokens, profile.scores // (tokens * heads))
-        fields: dict[str, Any] = {"lengths": lengths, "heads": heads, "query_tokens": query_tokens}
+        fields: dict[str, Any] = {"lengths": lengths}
+        fields["heads"] = chosen.get("heads") or upto(known.heads, profile.scores // tokens)
+        fields["query_tokens"] = chosen.get("query_tokens") or upto(
+            known.query_tokens, profile.scores // (tokens * fields["heads"])
+        )
         for axis in known.axes:
+            if axis.fields[0] in chosen:
+                fields |= {name: chosen[name] for name in axis.fields}
+                continue
             value = axis.values[draw(st.integers(0, len(axis.values) - 1))] if len(axis.values) > 1 else axis.values[0]
             fields |= dict(zip(axis.fields, value, strict=True))
         fields["seed"] = draw(st.integers(0, SEEDS - 1))
@@ -277,7 +264,9 @@ def _plain_case(accepts: Accepts, where: Region) -> Case:
             continue
         if accepts(case):
             return case
-    raise NoSuchCase("no case of this regime lies in the backend's contract: mend the regime's `where`, or leave the backend out")
+    raise NoSuchCase(
+        "no case of this regime lies in the backend's contract: mend the regime's `where`, or leave the backend out"
+    )
 
 
 def _within(where: Region, field: str, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ _LENGTHS: Mapping[str, Callable[[Splits, int, Launch], int]] = MappingProxyType(
         "even": _even,
         "floor": _floor,
         "aiter": _floor,
-        "aiter-bh64": _even,
+        "aiter-bh64": _floor,
     }
 )
 #: Policies that take the number of splits from the launch: ``count`` is then the number of workgroups to fill.
@@ -78,7 +78,7 @@ class Splits:
     """How the context of a request is cut into parts that are merged at the end."""
 
     #: Policy: "single"; "even", ceil(N / count) rounded up to tiles; "floor", max(tile, N // count) and the last takes the
-    #: rest; "aiter", floor with max(1, count // (B S ceil(H / 16))) splits; "aiter-bh64", even with enough to fill count.
+    #: rest; "aiter", floor with max(1, count // (B S ceil(H / 16))) splits; "aiter-bh64", floor with enough to fill count.
     kind: str = "single"
     #: Splits; for the aiter policies, workgroups to fill.
     count: int = 1

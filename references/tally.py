@@ -19,8 +19,9 @@ from references.pieces import Context, Piece, Softmax
 from references.spread import Coherence, TokenSharing, probe
 from references.terms import InUse, Moments, Partials, ProbabilityErrors, probability_errors, score_errors
 
-#: Weightings of a tally's moments: variance of probabilities, fp32 score errors, bounds of scores, variance by operands.
-PROBABILITY, SINGLE, BOUND, OPERAND = range(4)
+#: Weightings of a tally's moments: variance of probabilities, of fp32 scores, bounds of scores, the scores themselves (what
+#: an error of the scale does), variance by operands.
+PROBABILITY, SINGLE, BOUND, SCORE, OPERAND = range(5)
 
 
 class Tally:
@@ -42,7 +43,7 @@ class Tally:
         self.in_use = InUse(arithmetic, truth, self.edges)
         self.rounded = rounded
         like = self.out.to(truth.dtype)
-        self.moments = Moments(4 if rounded else 3, like)
+        self.moments = Moments(5 if rounded else 4, like)
         self.partials = Partials(find(arithmetic.partial), self.edges, problem.cache_scale * truth.height, like)
         self.sharing = TokenSharing(self.out)
         #: Coherence with tiles taken in order, and with the row's maximum in use throughout.
@@ -58,7 +59,7 @@ class Tally:
         errors = probability_errors(self.arithmetic, piece, self.truth, self.in_use.find(piece))
         scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates)
         weights = errors.weights
-        weightings = [errors.variance, weights * scores.single, weights * scores.bound]
+        weightings = [errors.variance, weights.square() * scores.variance, weights * scores.bound, weights * scores.scores]
         if self.rounded:
             # An error past 1 is no small one any more: then the shift is what counts.
             moved = (rounded.scores - piece.scores).nan_to_num_(nan=0.0).clamp_(-1, 1)

@@ -108,8 +108,10 @@ def probability_errors(arithmetic: Arithmetic, piece: Piece, softmax: Softmax, p
 class ScoreErrors:
     """What rounding in fp32 does to scores, natural-log units, and a bound on all that happens to them; [rows, n]."""
 
-    #: Root mean square of fp32 errors, which may be the same for every token.
-    single: Tensor
+    #: The scores; zero where hidden.
+    scores: Tensor
+    #: Variance of what fp32 does to each for itself.
+    variance: Tensor
     #: Bound on the relative error of the exponential, operands included.
     bound: Tensor
 
@@ -120,17 +122,20 @@ def score_errors(arithmetic: Arithmetic, context: Context, piece: Piece, softmax
     scale, terms = abs(problem.score_scale), problem.width + STEPS
     product = piece.scores.masked_fill(piece.scores == -torch.inf, 0.0)
     fall = (softmax.maximum - product).clamp_(min=0)
-    exponential = (fall + 1).mul_(arithmetic.exponential).add_(updates * (arithmetic.exponential + U32))
+    exponential = (fall + 1).mul_(arithmetic.exponential)
+    # What rescales a tile rescales its share of the sum too: an error there moves tiles against each other, by a random walk.
+    rescaling = arithmetic.exponential + U32
     # Cauchy and Schwarz's bounds on sum |q k| and sum q^2 k^2 spare two products; only fp32 errors hang on them in full.
     fourth = [part.square().square().sum(1).sqrt_() for part in (query, keys)]
     second = [part.norm(dim=1) for part in (query, keys)]
     squares = (scale**2 * fourth[0])[:, None] * fourth[1]
     magnitudes = (scale * second[0])[:, None] * second[1]
     # A sum of D products in random order: its partial sums are at most the product plus a random walk.
-    single = product.square_().add_(squares).mul_(UNIFORM * (2 * U32) ** 2 * terms).sqrt_().add_(exponential)
+    single = product.square().add_(squares).mul_(UNIFORM * (2 * U32) ** 2 * terms)
+    single.addcmul_(exponential, exponential).add_(updates * rescaling**2)
     relative = sum(find(name).unit_roundoff for name in (arithmetic.operand, arithmetic.query) if name)
-    bound = magnitudes.mul_(1.01 * relative + U32 * terms).add_(exponential)
-    return ScoreErrors(single=single, bound=bound.clamp_(max=_LARGE).expm1_())
+    bound = magnitudes.mul_(1.01 * relative + U32 * terms).add_(exponential).add_(updates * rescaling)
+    return ScoreErrors(scores=product, variance=single, bound=bound.clamp_(max=_LARGE).expm1_())
 
 
 def rounded_context(arithmetic: Arithmetic, problem: Problem, request: int) -> Context | None:
@@ -178,6 +183,10 @@ class Moments:
         mean = self._mean.chunk(self._count)[index]
         moved = centre * (centre * self.mass(index) - 2 * mean)
         return moved.add_(self.about_zero(index)).clamp_(min=0)
+
+    def drift(self, index: int, centre: Tensor) -> Tensor:
+        """Sum a weighting times v - centre, fp64 [rows, L]."""
+        return self._mean.chunk(self._count)[index].double() - centre * self.mass(index)
 
 
 class Partials:

@@ -112,13 +112,16 @@ _KINDS: Mapping[str, Callable[[Inputs], None]] = {
 }
 
 
+ON_CPU = Capabilities(devices=frozenset({"cpu"}))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stub:
     """A stub backend."""
 
     #: Its registry name.
     name: str
-    capabilities: Capabilities = Capabilities(devices=frozenset({"cpu"}))
+    capabilities: Capabilities = ON_CPU
 
     @property
     def kind(self) -> str:

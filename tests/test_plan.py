@@ -76,9 +76,7 @@ def test_a_backend_that_does_not_run_on_the_device_is_an_error_if_it_was_named(
         make_plan(regimes, device="cuda", backends=[RIGHT])
 
 
-def test_a_default_backend_that_cannot_run_is_listed_with_its_reason(
-    regimes: Regimes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_default_backend_that_cannot_run_is_listed_with_its_reason(regimes: Regimes, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str, label: str | None) -> None:
         raise NotInstalled("absent needs the package 'nowhere'")
 

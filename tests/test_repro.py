@@ -12,7 +12,8 @@ from harness.case import Case
 from harness.plan import Pair
 from harness.regimes import Regimes, load
 from harness.report.failure import panel
-from harness.repro import ReproError, load as load_repro, replay_command, save
+from harness.repro import ReproError, replay_command, save
+from harness.repro import load as load_repro
 from harness.run import Result, run_case
 from harness.search import Finding
 from harness.shrink import Shrunk

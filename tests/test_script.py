@@ -91,7 +91,7 @@ def test_a_script_calls_torch_alone_for_torch_sdpa(rules: Regimes, tmp_path: Pat
 
 def made_by(source: str, inputs: Any) -> tuple[Tensor, list[Tensor], Tensor]:
     scope: dict[str, Any] = {"torch": torch, "np": np, "zlib": zlib, "base64": base64}
-    exec(source, scope)  # noqa: S102
+    exec(source, scope)
     return scope["query"], list(scope["rows"]), scope["pool"]
 
 
@@ -168,15 +168,17 @@ def test_a_public_function_is_called_with_views_of_the_scripts_buffers() -> None
     for name, expected in Public().arguments(inputs).items():
         (expression,) = [line.strip().removeprefix(f"{name}=").rstrip(",") for line in lines.splitlines() if
                          line.strip().startswith(f"{name}=")]  # fmt: skip
-        actual = eval(expression, scope)  # noqa: S307
+        actual = eval(expression, scope)
         if not isinstance(expected, Tensor):
             assert actual == expected
         elif name == "work":
             assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
         else:
             assert actual.stride() == expected.stride()
-            assert torch.equal(as_integers(actual), as_integers(expected)) if actual.is_floating_point() else torch.equal(
-                actual, expected
+            assert (
+                torch.equal(as_integers(actual), as_integers(expected))
+                if actual.is_floating_point()
+                else torch.equal(actual, expected)
             )
 
 

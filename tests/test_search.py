@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 
+from harness.acceptance import acceptance
 from harness.case import Case
 from harness.plan import Pair
 from harness.profiles import PROFILES, Profile
-from harness.regimes import load
+from harness.regimes import RELATIONS, load
 from harness.run import Result, run_case
-from harness.search import Outcome, Search, search
-from harness.strategies import acceptance, cases
+from harness.search import Outcome, Question, Search, questions, search
+from harness.strategies import cases
 from harness.verdict import Verdict
 from tests.stubs import make, write_regimes
-
-SMOKE = PROFILES["smoke"]
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def verdict(fault: str | None) -> Verdict:
     return Verdict(kind="FAIL" if fault else "PASS", fault=fault, message="")
+
+
+#: The smoke profile without relations.
+SMOKE = dataclasses.replace(PROFILES["smoke"], related=0.0)
+
+
+def plain(pair: Pair) -> st.SearchStrategy[Question]:
+    return questions(cases(pair.regime, SMOKE, pair.backend), SMOKE)
 
 
 def hunt(
@@ -44,7 +52,8 @@ def hunt(
     """Search with a kernel that is a function from case to fault."""
     ran: list[Case] = []
 
-    def run(case: Case) -> Result:
+    def run(question: Question) -> Result:
+        case = question.case
         ran.append(case)
         return Result(case=case, backend=pair.backend.name, regime=pair.regime.name, verdict=verdict(fault(case)))
 
@@ -53,7 +62,7 @@ def hunt(
             heard.append((result.case, phase))
 
     accepts = acceptance(pair.regime, pair.backend)
-    strategy = cases(pair.regime, profile, pair.backend)
+    strategy = questions(cases(pair.regime, profile, pair.backend), profile)
     return search(strategy, Search(run, hear, profile), accepts, seed=seed, database=database), ran
 
 
@@ -145,28 +154,28 @@ def test_an_earlier_failure_is_asked_first_from_the_database(pair: Pair, tmp_pat
 
 
 def test_our_own_errors_are_kept_apart_from_findings(pair: Pair) -> None:
-    def run(case: Case) -> Result:
+    def run(question: Question) -> Result:
+        case = question.case
         kind = Verdict(kind="ERROR", message="ours") if max(case.lengths) >= 70 else verdict(None)
         return Result(case=case, backend=pair.backend.name, regime=pair.regime.name, verdict=kind)
 
     asked = Search(run, lambda result, phase: None, SMOKE)
-    outcome = search(
-        cases(pair.regime, SMOKE, pair.backend), asked, acceptance(pair.regime, pair.backend), seed=0, database=None
-    )
+    outcome = search(plain(pair), asked, acceptance(pair.regime, pair.backend), seed=0, database=None)
     assert not outcome.findings
     assert [error.verdict.kind for error in outcome.errors] == ["ERROR"]
 
 
 def test_cases_that_were_not_run_do_not_count(pair: Pair) -> None:
-    def run(case: Case) -> Result:
+    def run(question: Question) -> Result:
         return Result(
-            case=case, backend=pair.backend.name, regime=None, verdict=Verdict(kind="UNSUPPORTED", message="needs 9 GiB")
+            case=question.case,
+            backend=pair.backend.name,
+            regime=None,
+            verdict=Verdict(kind="UNSUPPORTED", message="needs 9 GiB"),
         )
 
     asked = Search(run, lambda result, phase: None, SMOKE)
-    outcome = search(
-        cases(pair.regime, SMOKE, pair.backend), asked, acceptance(pair.regime, pair.backend), seed=0, database=None
-    )
+    outcome = search(plain(pair), asked, acceptance(pair.regime, pair.backend), seed=0, database=None)
     assert outcome.executed == 0
 
 
@@ -197,8 +206,40 @@ def test_results_before_the_first_failure_are_search_and_later_ones_shrink(pair:
 def test_a_real_backend_is_searched_and_judged(pair: Pair, tmp_path: Path) -> None:
     regimes = load(write_regimes(tmp_path))
     wrong = make("python:tests.stubs:wrong")
-    asked = Search(lambda case: run_case(case, wrong, regimes), lambda result, phase: None, SMOKE)
-    outcome = search(cases(pair.regime, SMOKE, wrong), asked, acceptance(pair.regime, wrong), seed=0, database=None)
+    asked = Search(lambda question: run_case(question.case, wrong, regimes), lambda result, phase: None, SMOKE)
+    outcome = search(plain(pair), asked, acceptance(pair.regime, wrong), seed=0, database=None)
     (finding,) = outcome.findings
     assert finding.result.case == Case(heads=1, lengths=(70,))
     assert finding.result.verdict.fault == "mismatch"
+
+
+def test_a_quarter_of_the_questions_holds_the_backend_to_a_relation(pair: Pair) -> None:
+    related: list[str | None] = []
+
+    def run(question: Question) -> Result:
+        related.append(question.relation)
+        return Result(case=question.case, backend=pair.backend.name, regime=pair.regime.name, verdict=verdict(None))
+
+    profile = dataclasses.replace(PROFILES["smoke"], related=0.25, examples=300)
+    strategy = questions(cases(pair.regime, profile, pair.backend), profile)
+    asked = Search(run, lambda result, phase: None, profile)
+    search(strategy, asked, acceptance(pair.regime, pair.backend), seed=0, database=None)
+    share = sum(relation is not None for relation in related) / len(related)
+    assert 0.15 < share < 0.4
+    assert len(set(related)) > len(RELATIONS) // 2
+    assert set(related) <= {None, *RELATIONS}
+
+
+def test_a_fault_that_needs_a_relation_keeps_it_while_it_shrinks(pair: Pair) -> None:
+    def run(question: Question) -> Result:
+        broken = question.relation == "requests-permuted" and question.case.batch > 1
+        made = verdict("variant" if broken else None)
+        return Result(case=question.case, backend=pair.backend.name, regime=None, verdict=made, relation=question.relation)
+
+    profile = dataclasses.replace(PROFILES["smoke"], examples=300, related=0.9)
+    strategy = questions(cases(pair.regime, profile, pair.backend), profile)
+    asked = Search(run, lambda result, phase: None, profile)
+    outcome = search(strategy, asked, acceptance(pair.regime, pair.backend), seed=0, database=None)
+    (finding,) = outcome.findings
+    assert finding.result.relation == "requests-permuted"
+    assert finding.result.case == Case(heads=1, lengths=(0, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
+from harness.acceptance import acceptance
+from harness.axes import AXES, DENSE, lengths_table
 from harness.case import CONTENTS, Case
 from harness.plan import Pair
 from harness.profiles import PROFILES
 from harness.regimes import load
-from harness.strategies import AXES, DENSE, NoSuchCase, acceptance, cases, domain, lengths_table
+from harness.strategies import NoSuchCase, beyond, cases, domain
 from tests.stubs import make, write_regimes
 
 CPU = torch.device("cpu")
@@ -136,6 +139,21 @@ def test_clashing_axes_move_towards_the_plain_case_instead_of_being_thrown_away(
     assert any(case.page_size > 1 for case in made)
 
 
+def test_a_value_that_is_accepted_only_beside_another_is_drawn(pair: Pair) -> None:
+    """Here odd lengths need the large poison, which the plain case does not have."""
+
+    class Picky:
+        name, capabilities, run = pair.backend.name, pair.backend.capabilities, pair.backend.run
+
+        def why_not(self, case: Case, device: torch.device) -> str | None:
+            odd = any(length % 2 for length in case.lengths)
+            return "cannot" if odd and case.poison == "nan" else pair.backend.why_not(case, device)
+
+    made = draw(Pair(backend=Picky(), regime=pair.regime), 200)
+    assert all(Picky().why_not(case, CPU) is None for case in made)
+    assert any(length % 2 for case in made for length in case.lengths)
+
+
 def test_a_regime_without_an_accepted_case_is_an_error(pair: Pair) -> None:
     class Never:
         name, capabilities, run = pair.backend.name, pair.backend.capabilities, pair.backend.run
@@ -155,6 +173,10 @@ def test_a_regime_that_needs_many_long_requests_is_entered(tmp_path: Path) -> No
     path = tmp_path / "wide.toml"
     path.write_text(text)
     pair = Pair(backend=make("python:tests.stubs:right"), regime=load(path).named("few-heads"))
+    accepts = acceptance(pair.regime, pair.backend)
+    assert beyond(pair.regime, SMOKE, accepts) is None
+    tiny = dataclasses.replace(SMOKE, scores=100)
+    assert "scores" in str(beyond(pair.regime, tiny, accepts))
     made = draw(pair, 20)
     assert made
     assert all(case.batch == 64 and min(case.lengths) >= 200 for case in made)

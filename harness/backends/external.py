@@ -1,7 +1,8 @@
 """Backends that live outside this project, by the module that makes them.
 
-``python:PACKAGE.MODULE`` is the backend that ``make(name, label)`` of an importable module returns; ``python:PACKAGE.MODULE:REST``
-hands it the rest, for a module that makes several. The module sees its whole name, and keeps it as ``backend.name``.
+``python:PACKAGE.MODULE`` is the backend that ``make(name, label)`` of an importable module returns;
+``python:PACKAGE.MODULE:REST`` hands it the rest, for a module that makes several. The module sees its whole name, and
+keeps it as ``backend.name``.
 """
 
 from __future__ import annotations

@@ -54,6 +54,45 @@ ENTRIES: Mapping[str, Entry] = {
         about="a backend of your own: python:PACKAGE.MODULE, a module with make(name, label)",
         family=True,
     ),
+    "aiter-gluon": Entry(
+        module="harness.backends.aiter_gluon",
+        about="AITER's Gluon MLA decode, unmodified; on a CPU by emulation",
+        default=True,
+    ),
+    "aiter-asm-np": Entry(
+        module="harness.backends.aiter_asm",
+        about="AITER's asm MLA decode without metadata, gfx950 and gfx942",
+    ),
+    "aiter-asm-ps": Entry(
+        module="harness.backends.aiter_asm",
+        about="AITER's asm MLA decode with persistent metadata, gfx950 and gfx942",
+    ),
+    "aiter-triton-mla": Entry(
+        module="harness.backends.aiter_triton",
+        about="AITER's Triton attention.mla; on a CPU through Triton's interpreter, mended",
+    ),
+    "aiter-triton-decode": Entry(
+        module="harness.backends.aiter_triton",
+        about="AITER's Triton attention.mla_decode as on ROCm; on a CPU through Triton's interpreter, mended",
+    ),
+    "aiter-triton-grouped": Entry(
+        module="harness.backends.aiter_triton",
+        about="AITER's Triton attention.mla_decode as off ROCm; on a CPU through Triton's interpreter, mended",
+    ),
+    "aiter-triton-rope": Entry(
+        module="harness.backends.aiter_triton",
+        about="AITER's Triton mla_decode_rope, SGLang's kernel; on a CPU through Triton's interpreter, mended",
+    ),
+    "model": Entry(
+        module="harness.faults.backend",
+        about="the correct model that faults are planted in, in one of its variants",
+        family=True,
+    ),
+    "fault": Entry(
+        module="harness.faults.backend",
+        about="a known mistake: a wrong kernel on purpose; fault:NAME@VARIANT plants it in a variant of the model",
+        family=True,
+    ),
 }
 
 

@@ -21,6 +21,7 @@ from harness.emulation.promotion import constant, convert, kind_of_number, promo
 from harness.emulation.tensor import NUMBERS, OuterSum, Span, Tensor
 
 Operation = Callable[[Any, Any], Any]
+_OPERANDS = frozenset({Tensor, OuterSum, bool, int, float})
 _SIGNS: dict[Any, str] = {operator.add: "+", operator.sub: "-", operator.mul: "*"}
 
 
@@ -67,9 +68,7 @@ def _arithmetic(op: Operation, swapped: bool = False) -> Callable[[Tensor, Any],
                 exact = op(other, a.value) if swapped else op(a.value, other)
                 if kind.lowest <= exact <= kind.highest:
                     return Tensor(kind, exact)
-        elif not isinstance(b, (Tensor, bool, int, float)):
-            return NotImplemented
-        if not isinstance(b, (Tensor, bool, int, float)):
+        if type(b) not in _OPERANDS:
             return NotImplemented
         x, y = operands(a, b)
         if swapped:
@@ -171,7 +170,7 @@ def _wide(kind: Kind, x: Tensor, y: Tensor, op: Operation, layout: object) -> Te
 
 def _division(swapped: bool) -> Callable[[Tensor, Any], Any]:
     def apply(a: Tensor, b: Any) -> Any:
-        if not isinstance(b, (Tensor, *NUMBERS)):
+        if type(b) not in _OPERANDS:
             return NotImplemented
         x, y = operands(a, b, division=True)
         if swapped:
@@ -185,7 +184,7 @@ def _division(swapped: bool) -> Callable[[Tensor, Any], Any]:
 
 def _integer_division(sign: str, swapped: bool) -> Callable[[Tensor, Any], Any]:
     def apply(a: Tensor, b: Any) -> Any:
-        if not isinstance(b, (Tensor, *NUMBERS)):
+        if type(b) not in _OPERANDS:
             return NotImplemented
         x, y = operands(a, b, division=True)
         if swapped:
@@ -222,7 +221,7 @@ def _truncating(kind: Kind, x: Tensor, y: Tensor, sign: str, layout: object) -> 
 
 def _bitwise(op: Operation, swapped: bool = False) -> Callable[[Tensor, Any], Any]:
     def apply(a: Tensor, b: Any) -> Any:
-        if not isinstance(b, (Tensor, *NUMBERS)):
+        if type(b) not in _OPERANDS:
             return NotImplemented
         x, y = operands(a, b)
         if swapped:
@@ -255,7 +254,7 @@ def _comparison(op: Operation) -> Callable[[Tensor, Any], Any]:
         if type(b) is int and a.kind is INT32 and INT32.lowest <= b <= INT32.highest:
             value = op(a.value, b)
         else:
-            if not isinstance(b, (Tensor, *NUMBERS)):
+            if type(b) not in _OPERANDS:
                 # Nothing that is no number equals a tensor; Triton has no order for it.
                 return op is operator.ne if op in (operator.eq, operator.ne) else NotImplemented
             x, y = operands(a, b)

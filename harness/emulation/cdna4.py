@@ -43,7 +43,7 @@ def buffer_load(ptr: Any, offsets: Any, mask: Any = None, other: Any = None, cac
     """Read global memory through a base and 32-bit offsets."""
     base = _check(ptr, offsets, mask, other, "buffer_load")
     kind = base.memory.kind
-    place = locate(base.memory, base.offset + offsets, mask_of(mask), "reads", buffer=True)
+    place = locate(base.memory, base.offset + offsets, mask_of(mask), "reads", int(base.offset.value))
     return Tensor(kind, read(place, other_of(other, kind)), None, offsets.layout)
 
 
@@ -53,7 +53,7 @@ def buffer_store(stored_value: Any, ptr: Any, offsets: Any, mask: Any = None, ca
     value = tensor(stored_value)
     if value.kind is not base.memory.kind:
         fail("type-error", f"buffer_store of {value!r} through {base!r}: it does not convert")
-    write(locate(base.memory, base.offset + offsets, mask_of(mask), "writes", buffer=True), value.value)
+    write(locate(base.memory, base.offset + offsets, mask_of(mask), "writes", int(base.offset.value)), value.value)
 
 
 def buffer_load_to_shared(
@@ -61,7 +61,7 @@ def buffer_load_to_shared(
 ) -> None:
     """Copy global memory to LDS through a base and 32-bit offsets, asynchronously."""
     base = _check(ptr, offsets, mask, other, "buffer_load_to_shared")
-    place = locate(base.memory, base.offset + offsets, mask_of(mask), "reads", buffer=True)
+    place = locate(base.memory, base.offset + offsets, mask_of(mask), "reads", int(base.offset.value))
     _issue(dest, base, place, 0, other, "buffer_load_to_shared")
 
 

@@ -123,6 +123,13 @@ def greatest(*values: Any) -> Any:
     return made
 
 
+def value_of(constant: Any) -> Any:
+    """Mean ``.value`` of a constant, which is itself here."""
+    if isinstance(constant, Tensor):
+        fail("type-error", f"{constant!r} is known at run time only: it has no .value")
+    return constant if constant is None or isinstance(constant, (bool, int, float, str)) else constant.value
+
+
 def refuse(name: str, why: str) -> Any:
     """Stop the kernel at a name or a statement without a meaning."""
     fail("unknown-operation", f"{name}: {why}", name)
@@ -134,5 +141,5 @@ PYTHON: dict[str, Any] = {"min": smallest, "max": greatest}
 BINDINGS: dict[str, Any] = {
     "__true": true, "__is_tensor": is_tensor, "__carry": carry, "__constant": constant, "__and": both, "__or": either,
     "__not": negated, "__range": counting, "__static_range": unrolled, "__assert": asserted,
-    "__refuse": refuse, "__NameError": NameError,
+    "__refuse": refuse, "__value": value_of, "__NameError": NameError,
 }  # fmt: skip

@@ -35,7 +35,7 @@ class _Outcome:
         self.answer = answer
         self.fault = fault
         self.tensors = {} if fault else {name: _bits(item) for name, item in _tensors(answer)}
-        self.memory = {} if fault else {key: (item.name, item.codes.copy()) for key, (item, _) in session.written.items()}
+        self.memory = {} if fault else {key: (item.memory.name, item.now()) for key, item in session.written.items()}
 
     def difference(self, other: _Outcome) -> str | None:
         """Say where it differs from another, or None."""
@@ -48,11 +48,16 @@ class _Outcome:
             found = _first_difference(values, other.tensors.get(name))
             if found:
                 return f"{name} differs at {found}"
-        for key, (name, codes) in self.memory.items():
-            if key in other.memory:
-                found = _first_difference(codes, other.memory[key][1])
+        for key, (name, blocks) in self.memory.items():
+            if key not in other.memory:
+                continue
+            theirs = other.memory[key][1]
+            if blocks.keys() != theirs.keys():
+                return f"{name} is written in other places"
+            for start, codes in blocks.items():
+                found = _first_difference(codes, theirs[start])
                 if found:
-                    return f"{name} differs at {found}"
+                    return f"{name} differs at {found}{f' from {start} on' if start else ''}"
         return None
 
 

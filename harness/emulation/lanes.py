@@ -41,8 +41,8 @@ class Place:
         self.active: Array | None = None
 
 
-def locate(memory: Allocation, offset: Tensor, mask: Tensor | None, act: str, buffer: bool = False) -> Place:
-    """Find and check the elements of an access.
+def locate(memory: Allocation, offset: Tensor, mask: Tensor | None, act: str, base: int | None = None) -> Place:
+    """Find and check the elements of an access; of a buffer operation, with the element that its base points to.
 
     Raises:
         EmulationFault: out-of-bounds or buffer-range, for the first such lane that is not masked.
@@ -54,7 +54,7 @@ def locate(memory: Allocation, offset: Tensor, mask: Tensor | None, act: str, bu
     if not shape:
         if mask is None or mask.value:
             element = int(offset.value)
-            _check_scalar(memory, element, act, buffer)
+            _check_scalar(memory, element, act, base)
             place.index = element
         else:
             place.active = np.zeros((), np.bool_)
@@ -63,7 +63,7 @@ def locate(memory: Allocation, offset: Tensor, mask: Tensor | None, act: str, bu
         isinstance(offset, OuterSum)
         and len(offset.terms) == 2
         and len(shape) == 2
-        and _locate_rows(place, offset, mask, act, buffer)
+        and _locate_rows(place, offset, mask, act, base)
     ):
         return place
     index = offset.value
@@ -74,18 +74,20 @@ def locate(memory: Allocation, offset: Tensor, mask: Tensor | None, act: str, bu
     place.index = index
     if index.size:
         low, high = offset.bounds() if place.active is None else (int(index.min()), int(index.max()))
-        limit = _limit(memory, buffer)
-        if low < 0 or high >= limit:
-            _check_lanes(memory, offset.value, place.active, act, buffer)
+        first, end = _reach(memory, base)
+        if low < first or high >= end:
+            _check_lanes(memory, offset.value, place.active, act, base)
     return place
 
 
-def _limit(memory: Allocation, buffer: bool) -> int:
-    """Elements that may be reached: by size, and for a buffer operation by bytes."""
-    return min(memory.size, BUFFER_BYTES // memory.codes.itemsize) if buffer else memory.size
+def _reach(memory: Allocation, base: int | None) -> tuple[int, int]:
+    """Bound the elements that may be reached: by size, and for a buffer operation by its unsigned 31-bit offsets."""
+    if base is None:
+        return 0, memory.size
+    return max(base, 0), min(memory.size, base + BUFFER_BYTES // memory.codes.itemsize)
 
 
-def _locate_rows(place: Place, offset: OuterSum, mask: Tensor | None, act: str, buffer: bool) -> bool:
+def _locate_rows(place: Place, offset: OuterSum, mask: Tensor | None, act: str, base: int | None) -> bool:
     """Find the rows of a tile, or return False where it has none."""
     down, across = offset.terms if offset.terms[0].shape[1] == 1 else offset.terms[::-1]
     axis, rows, step = 0, down, across.ravel()
@@ -107,11 +109,12 @@ def _locate_rows(place: Place, offset: OuterSum, mask: Tensor | None, act: str, 
     place.axis, place.index, place.width = axis, starts, step.size
     if starts.size:
         low, high = int(starts.min()), int(starts.max()) + step.size - 1
-        if low < 0 or high >= _limit(place.memory, buffer):
+        first, end = _reach(place.memory, base)
+        if low < first or high >= end:
             active = None
             if place.active is not None:
                 active = np.broadcast_to(place.active[:, None] if axis == 0 else place.active[None, :], place.shape)
-            _check_lanes(place.memory, offset.value, active, act, buffer)
+            _check_lanes(place.memory, offset.value, active, act, base)
     return True
 
 
@@ -119,27 +122,29 @@ def _consecutive(step: Array) -> bool:
     return bool(step[-1] - step[0] == step.size - 1 and (step[1:] - step[:-1] == 1).all())
 
 
-def _check_scalar(memory: Allocation, element: int, act: str, buffer: bool) -> None:
-    if not 0 <= element < _limit(memory, buffer):
-        _report(memory, element, "", act, buffer)
+def _check_scalar(memory: Allocation, element: int, act: str, base: int | None) -> None:
+    first, end = _reach(memory, base)
+    if not first <= element < end:
+        _report(memory, element, "", act, base)
 
 
-def _check_lanes(memory: Allocation, elements: Array, active: Array | None, act: str, buffer: bool) -> None:
-    outside = (elements < 0) | (elements >= _limit(memory, buffer))
+def _check_lanes(memory: Allocation, elements: Array, active: Array | None, act: str, base: int | None) -> None:
+    first, end = _reach(memory, base)
+    outside = (elements < first) | (elements >= end)
     if active is not None:
         outside &= active
     lanes = np.argwhere(outside)
     if len(lanes):
         lane = tuple(int(item) for item in lanes[0])
-        _report(memory, int(elements[lane]), f" in lane {list(lane)}, and {len(lanes) - 1} more", act, buffer)
+        _report(memory, int(elements[lane]), f" in lane {list(lane)}, and {len(lanes) - 1} more", act, base)
 
 
-def _report(memory: Allocation, element: int, lane: str, act: str, buffer: bool) -> NoReturn:
-    if buffer and 0 <= element < memory.size:
+def _report(memory: Allocation, element: int, lane: str, act: str, base: int | None) -> NoReturn:
+    if base is not None and 0 <= element < memory.size:
         fail(
             "buffer-range",
-            f"{act} {memory.name} at element {element}{lane}: byte {element * memory.codes.itemsize} is past the "
-            f"{BUFFER_BYTES} bytes that a buffer operation reaches",
+            f"{act} {memory.name} at element {element}{lane}: byte {(element - base) * memory.codes.itemsize} from the base "
+            f"is not among the {BUFFER_BYTES} bytes that a buffer operation reaches",
             element,
         )
     side = f"{-element} before its first" if element < 0 else f"{element - memory.size + 1} past its last"
@@ -196,12 +201,14 @@ def write(place: Place, values: Any) -> None:
     """Write register values, of the memory's type and the place's shape, to a place."""
     memory = place.memory
     if memory.before_write is not None:
-        memory.before_write(memory)
+        memory.before_write(_elements(place))
     if memory.watch is not None:
         memory.watch(memory, _elements(place), True)
     if not place.shape:
         if place.active is None:
             memory.codes[place.index] = encode(np.asarray(values)[None], memory.kind)[0]
+        return
+    if place.index.size == 0:
         return
     codes = encode(values, memory.kind)
     if codes.shape != place.shape:

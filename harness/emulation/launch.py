@@ -21,7 +21,7 @@ import torch
 from harness.emulation.findings import EmulationFault, Where, fail, finding, site_of
 from harness.emulation.formats import BOOL, BY_NAME, FP32, INT32, INT64, UINT64
 from harness.emulation.memory import Allocation, Pointer
-from harness.emulation.names import meaning, plain
+from harness.emulation.names import forget, meaning, plain
 from harness.emulation.program import now
 from harness.emulation.promotion import constant
 from harness.emulation.shared import Copies
@@ -94,6 +94,7 @@ class Launcher:
     def _run_programs(self, kernel: Kernel, values: list[Any], grid: tuple[int, int, int]) -> None:
         function, copies = kernel.function, self.copies
         kernel.memo.clear()
+        forget()
         total = grid[0] * grid[1] * grid[2]
         numbers = range(total - 1, -1, -1) if self.reverse else range(total)
         now.grid = grid

@@ -67,8 +67,8 @@ class Allocation:
         flat = tensor.detach().as_strided((self.size,), (1,))
         self.codes: Array = flat.view(_CARRIERS[tensor.element_size()]).numpy().view(self.kind.storage)
         self.address = tensor.data_ptr()
-        #: Called before the first write.
-        self.before_write: Callable[[Allocation], None] | None = None
+        #: Called with the elements before each write, for as long as it is set.
+        self.before_write: Callable[[Array], None] | None = None
         #: Called with (allocation, elements, whether it is a write) for each access; tracing only.
         self.watch: Callable[[Allocation, Array, bool], None] | None = None
 

@@ -118,6 +118,11 @@ def slice_layout(dim: Any, parent: object) -> object:
     return known[1]
 
 
+def forget() -> None:
+    """Forget the slice layouts of earlier launches: their parents are made anew in each."""
+    _SLICES.clear()
+
+
 def kind_of(value: Any) -> Kind | None:
     """Find the kind of a Triton type, or None."""
     from triton.language import dtype
@@ -146,6 +151,8 @@ def meaning(value: Any, jit: Callable[[Any], Any]) -> tuple[bool, Any]:
         return True, known
     if isinstance(value, constexpr):
         return True, value.value
+    if value is constexpr:
+        return True, creation.same
     kind = kind_of(value)
     if kind is not None:
         return True, kind

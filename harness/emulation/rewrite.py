@@ -217,6 +217,8 @@ class Rewriter(ast.NodeTransformer):
             root = root.value
         if isinstance(root, ast.Name) and root.id not in self.local:
             return self._bind(node, self._resolve(node), ast.unparse(node))
+        if node.attr == "value" and isinstance(node.ctx, ast.Load):
+            return _at(node, _call("__value", self.visit(node.value)))
         return self.generic_visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:

@@ -21,6 +21,7 @@ from harness.emulation.findings import fail
 from harness.emulation.formats import Array
 from harness.emulation.memory import Allocation
 from harness.emulation.threads import one_thread
+from harness.emulation.undo import Written
 
 #: Targets whose names have a meaning.
 TARGETS = ("gfx950",)
@@ -60,12 +61,12 @@ class Session:
         #: Called with each allocation of a launch; None except for tracing.
         self.tracer: Callable[[Allocation], None] | None = None
         self._keep = keep
-        #: (allocation, what it held before) by (address, elements).
-        self.written: dict[tuple[int, int], tuple[Allocation, Array | None]] = {}
+        #: What launches wrote to, by (address, elements).
+        self.written: dict[tuple[int, int], Written] = {}
 
     def allocated(self, memory: Allocation) -> None:
         """Take note of an argument."""
-        memory.before_write = self._before_write
+        memory.before_write = lambda elements: self._before_write(memory, elements)
         if self.tracer is not None:
             self.tracer(memory)
 
@@ -73,17 +74,19 @@ class Session:
         """Take note of a launch."""
         self.launches.append((kernel, programs))
 
-    def _before_write(self, memory: Allocation) -> None:
-        memory.before_write = None
+    def _before_write(self, memory: Allocation, elements: Array) -> None:
         key = (memory.address, memory.size)
         if key not in self.written:
-            self.written[key] = (memory, memory.codes.copy() if self._keep else None)
+            self.written[key] = Written(memory, self._keep)
+        if self.written[key].complete:
+            memory.before_write = None
+        else:
+            self.written[key].before(elements)
 
     def undo(self) -> None:
         """Put back what stood where launches wrote."""
-        for memory, before in self.written.values():
-            if before is not None:
-                memory.codes[...] = before
+        for written in self.written.values():
+            written.undo()
 
 
 _running: list[Session] = []

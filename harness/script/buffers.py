@@ -49,7 +49,7 @@ query = query.to(QUERY_TYPE)
 rows = [(request_rows(b) * np.float32({cache!r})).to(CACHE_TYPE) for b in range(B)]
 '''
 
-PACKED = '''\
+PACKED = """\
 def unpack(text, dtype, *shape):
     data = np.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), np.uint8)
     return torch.from_numpy(data).view(dtype).reshape(shape)
@@ -57,7 +57,7 @@ def unpack(text, dtype, *shape):
 
 query = unpack(QUERY, QUERY_TYPE, B, S, H, D)
 rows = unpack(ROWS, CACHE_TYPE, sum(LENGTHS), D).split(LENGTHS)
-'''
+"""
 
 GENERATOR = '''\
 from harness.case import Case
@@ -85,7 +85,7 @@ def generate():
 query, rows = generate()
 '''
 
-POOL = '''\
+POOL = """\
 # Bits, not values: copying floating-point codes may change a NaN.
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -102,7 +102,7 @@ if POOL_ELEMENTS < 2**28:
 cells = bits(pool).as_strided((POOL_PAGES, T, D), (PAGE_STRIDE, ROW_STRIDE, 1))
 for b in reversed(range(B)):  # the first request owns the pages that others share with it
     cells[slots[b] // T, slots[b] % T] = bits(rows[b])
-'''
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def describe(inputs: Inputs) -> Buffers:
 def gives(source: str, inputs: Inputs) -> bool:
     """Tell whether lines make the very query and rows of a case."""
     scope: dict[str, object] = {"torch": torch, "np": np, "zlib": zlib, "base64": base64}
-    exec(source, scope)  # noqa: S102  our own lines, run to be trusted
+    exec(source, scope)
     query, rows = scope["query"], scope["rows"]
     assert isinstance(query, Tensor) and isinstance(rows, Sequence)
     same = [_bytes(query) == _bytes(inputs.query)]

@@ -48,16 +48,16 @@ _BUFFERS = (
 #: Elements up to which a tensor that is none of them is written out.
 _WRITTEN = 4096
 
-SOURCES = '''\
+SOURCES = """\
 home = pathlib.Path(tempfile.mkdtemp(prefix="mla-gate-script-"))
 sources = json.loads(zlib.decompress(base64.b64decode(SOURCES)))
 {over}for name, text in sources.items():
     (home / name).parent.mkdir(parents=True, exist_ok=True)
     (home / name).write_text(text, encoding="utf-8")
 sys.path.insert(0, str(home))
-'''
+"""
 
-ADAPTOR = '''\
+ADAPTOR = """\
 def run():
     from harness.case import Case
     from {module} import make
@@ -69,9 +69,9 @@ def run():
     )
     answer = make({stem!r}, {label!r}).run(given)
     return answer.out, answer.lse
-'''
+"""
 
-PUBLIC = '''\
+PUBLIC = """\
 from {module} import {function}
 
 
@@ -80,7 +80,7 @@ def run():
 {arguments}
     )
     return out, {lse}
-'''
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

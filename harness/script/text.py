@@ -48,44 +48,44 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 '''
 
 LAYOUT = {
-    "split": '''\
+    "split": """\
 query_nope, query_rope = query[..., :L].contiguous(), query[..., L:].contiguous()
-''',
-    "fused": '''\
+""",
+    "fused": """\
 query_nope, query_rope = query[..., :L], query[..., L:]
-''',
-    "transposed": f'''\
+""",
+    "transposed": f"""\
 query_nope = query[..., :L].permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
 whole = torch.zeros(B, S, H, {UNABSORBED} + R, dtype=torch.float32, device=DEVICE).to(QUERY_TYPE)
 whole[..., {UNABSORBED}:] = query[..., L:]
 query_rope = whole[..., {UNABSORBED}:]
-''',
+""",
 }
 
 TABLES = {
-    "padded": '''\
+    "padded": """\
 block_table = torch.full((B, max(1, *map(len, PAGES), 1) + {padding}), 2**31 - 1, dtype=torch.int32)
 for b, pages in enumerate(PAGES):
     block_table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
 block_table, kv_indptr, kv_indices = block_table.to(DEVICE), None, None
-''',
-    "ragged": '''\
+""",
+    "ragged": """\
 block_table = None
 ends = [0]
 for pages in PAGES:
     ends.append(ends[-1] + len(pages))
 kv_indptr = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
 kv_indices = torch.tensor([page for pages in PAGES for page in pages], dtype=torch.int32, device=DEVICE)
-''',
+""",
 }
 
-REST = '''\
+REST = """\
 lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=DEVICE)
 query_scale = torch.tensor([QUERY_SCALE], dtype=torch.float32, device=DEVICE)
 cache_scale = torch.tensor([CACHE_SCALE], dtype=torch.float32, device=DEVICE)
 out = torch.full((B, S, H, L), float("nan"), device=DEVICE).to({out_type})
 lse = {lse}
-'''
+"""
 
 REFERENCE = '''\
 def reference():
@@ -104,7 +104,7 @@ def reference():
     return expected, expected_lse
 '''
 
-CHECK = '''\
+CHECK = """\
 # How far a correct kernel may be off, from the rounding of each of its steps on this very data: for a row
 # (request, query token, head) the 2-norm of its error and, element by element, its largest; for lse the error.
 ROW_LIMIT = {rows}
@@ -145,7 +145,7 @@ def main():
 
 
 sys.exit(main())
-'''
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,7 @@ def product(A, B, C, Out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     a = tl.load(A + m[:, None] * K + k[None, :])
     b = tl.load(B + k[:, None] * N + n[None, :])
     c = tl.load(C + m[:, None] * N + n[None, :])
-    tl.store(Out + m[:, None] * N + n[None, :], tl.dot(a, b, c))
+    tl.store(Out + m[:, None] * N + n[None, :], tl.dot(a, b, c, out_dtype=c.dtype))
 
 
 @triton.jit
