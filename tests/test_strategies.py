@@ -12,12 +12,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
+from harness.acceptance import acceptance
 from harness.axes import AXES, DENSE, lengths_table
 from harness.case import CONTENTS, Case
 from harness.plan import Pair
 from harness.profiles import PROFILES
 from harness.regimes import load
-from harness.strategies import NoSuchCase, acceptance, beyond, cases, domain
+from harness.strategies import NoSuchCase, beyond, cases, domain
 from tests.stubs import make, write_regimes
 
 CPU = torch.device("cpu")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.ledger import Line, number
+from harness.regimes import GRAPH
 from harness.search import EXECUTED
 
 #: Regime of the row that counts refusals of cases outside a backend's contract.
@@ -37,6 +38,14 @@ class Row:
     untrusted: int
     #: Cases that were not run, for want of memory.
     unrun: int
+    #: Why the first of them was not; None where all were.
+    short: str | None
+    #: Kernels that were compiled.
+    compiled: int
+    #: Cases among the executed that were captured into a graph and replayed.
+    graphs: int
+    #: Why no graph was asked for; None where some were.
+    no_graphs: str | None
     #: Worst measured value over its limit, and the metric's name.
     worst: float
     metric: str
@@ -108,6 +117,10 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
         errors=verdicts["ERROR"],
         untrusted=verdicts["UNTRUSTED"],
         unrun=0 if regime == CONTRACT else verdicts["UNSUPPORTED"],
+        short=next((line["message"] for line in asked if line["verdict"] == "UNSUPPORTED"), None),
+        compiled=sum(line.get("compiled", 0) for line in results),
+        graphs=sum(line["relation"] == GRAPH for line in executed),
+        no_graphs=next((line["no_graphs"] for line in lines if line.get("no_graphs")), None),
         worst=worst,
         metric=metric,
         seen=_seen(executed),
