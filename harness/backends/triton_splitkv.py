@@ -173,7 +173,8 @@ class SplitKV:
         attend[(case.batch, blocks, tiling.splits)](
             nope, rope, cache, table, starts, inputs.lengths, partial, partial_lse, case.softmax_scale,
             case.query_scale, case.cache_scale, case.query_tokens, case.heads, case.page_size, *nope.stride()[:3],
-            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits, **cuts, **_options(native or torch.version.hip is not None),
+            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits, **cuts,
+            **_options(native or torch.version.hip is not None),
             ROPE=case.rope, ROPE_TILE=_padded(case.rope), TILE=tiling.tile, RAGGED=inputs.block_table is None,
             QUERY=query_code, CACHE=cache_code, OPERAND=_triton_type(operand_of(case.query_format, case.cache_format)),
         )  # fmt: skip
