@@ -57,7 +57,12 @@ AXES: tuple[Axis, ...] = (
     # The large pools span 2^31 and 2^32 bytes, and page ids past 2^16 and 2^24; on a CPU only live pages take memory.
     Axis(
         fields=("placement", "pool_rows"),
-        values=(*((word, 0) for word in PLACEMENTS), *(("high", rows) for rows in POOLS), ("scattered", POOLS[2])),
+        values=(
+            *((word, 0) for word in PLACEMENTS if word != "straddling"),
+            *(("high", rows) for rows in POOLS),
+            ("scattered", POOLS[2]),
+            *(("straddling", rows) for rows in POOLS),
+        ),
         plain=3,
     ),
     _axis("table", *TABLES),

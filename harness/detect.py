@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
@@ -31,7 +31,7 @@ from hypothesis import HealthCheck, Phase
 from harness.acceptance import acceptance
 from harness.backends.protocol import Output
 from harness.case import Case
-from harness.explain import explain, explain_crash, explain_violations
+from harness.explain import CALLS, explain, explain_crash, explain_violations
 from harness.faults.backend import Planted, planted
 from harness.faults.catalogue import FAULTS
 from harness.faults.record import KINDS
@@ -41,12 +41,13 @@ from harness.judge import Known, judge
 from harness.memory import GUARD_BYTE, NotEnoughMemory
 from harness.profiles import PROFILES, Profile
 from harness.regimes import Regime, load
+from harness.relations import between, run_relation
 from harness.shrink import shrink
 from harness.strategies import cases
 from harness.verdict import Verdict
 
 #: Seconds that the walk to a minimal repro may take, a fault.
-WALK_SECONDS = 3.0
+WALK_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,22 +80,48 @@ class Bed:
 
     backend: Planted
     regime: Regime
-    #: Inputs of the call before, for mistakes that outlive a call.
-    before: Inputs | None = field(default=None)
+    #: Whether it is asked through the relation ``repeat``, for mistakes that outlive a call.
+    history: bool
 
     def ask(self, case: Case) -> tuple[Verdict, Inputs, Output | None]:
         """Run and judge a case; crashes are verdicts."""
         inputs = make_inputs(case, output_format=self.backend.capabilities.output_format)
         return self.answer(inputs, Known())
 
+    def before(self, case: Case) -> tuple[Inputs, ...]:
+        """Make the inputs of the call before."""
+        output_format = self.backend.capabilities.output_format
+        return (make_inputs(between(case), output_format=output_format),) if self.history else ()
+
     def answer(self, inputs: Inputs, known: Known) -> tuple[Verdict, Inputs, Output | None]:
         """Run and judge on inputs that are there; ``known`` is what is known of them."""
+        if self.history:
+            return self._repeat(inputs.case)
         try:
             output = self.backend.run(inputs)
         except Exception as error:
             fault = getattr(error, "verdict_fault", "crash")
             return Verdict(kind="FAIL", fault=fault, message=f"{type(error).__name__}: {error}"), inputs, None
         return judge(inputs, output, self.regime, models=False, known=known), inputs, output
+
+
+    def _repeat(self, case: Case) -> tuple[Verdict, Inputs, Output | None]:
+        """Ask a case through ``repeat``; where that fails, call after the call between until an output is wrong."""
+        inputs = make_inputs(case, output_format=self.backend.capabilities.output_format)
+        verdict = run_relation(case, "repeat", self.backend, load()).verdict
+        if verdict.kind == "FAIL":
+            (earlier,) = self.before(case)
+            for _ in range(CALLS):
+                self.backend.run(earlier)
+                output = self.backend.run(fresh(inputs))
+                if judge(inputs, output, self.regime, models=False).kind == "FAIL":
+                    break
+        return verdict, inputs, inputs_output(inputs)
+
+
+def inputs_output(inputs: Inputs) -> Output:
+    """State what lies in the outputs as an answer."""
+    return Output(out=inputs.out, lse=inputs.lse)
 
 
 def draw(regime: Regime, backend: Planted, profile: Profile, count: int, seed: int) -> list[Case]:
@@ -119,7 +146,7 @@ def draw(regime: Regime, backend: Planted, profile: Profile, count: int, seed: i
 
 def hunt(names: Sequence[str], drawn: Sequence[Case], regime: Regime, *, walk: bool = True) -> list[Kill]:
     """Ask faults of one variant their cases, each until one is a FAIL; shrink and explain that."""
-    beds = {name: Bed(backend=planted(name), regime=regime) for name in names}
+    beds = {name: Bed(backend=planted(name), regime=regime, history=FAULTS[name].history) for name in names}
     seconds = dict.fromkeys(names, 0.0)
     kills = []
     for count, case in enumerate(drawn, start=1):
@@ -131,8 +158,7 @@ def hunt(names: Sequence[str], drawn: Sequence[Case], regime: Regime, *, walk: b
             continue
         known, made = Known(), time.perf_counter() - began
         for name, bed in list(beds.items()):
-            # A history is told from the inputs of the call before: they must stay as they were.
-            inputs = make_inputs(case, output_format=output_format) if FAULTS[name].history else _fresh(inputs)
+            inputs = fresh(inputs)
             began = time.perf_counter()
             verdict, _, output = bed.answer(inputs, known)
             seconds[name] += made + time.perf_counter() - began
@@ -140,7 +166,6 @@ def hunt(names: Sequence[str], drawn: Sequence[Case], regime: Regime, *, walk: b
                 kills.append(_found(bed, case, verdict, inputs, output, count, seconds[name], walk))
                 say(f"{name}: found after {count} cases")
                 del beds[name]
-            bed.before = inputs
         if not beds:
             break
     for name in beds:
@@ -148,7 +173,7 @@ def hunt(names: Sequence[str], drawn: Sequence[Case], regime: Regime, *, walk: b
     return kills + [Kill(name=name, found=False, cases=len(drawn), seconds=seconds[name]) for name in beds]
 
 
-def _fresh(inputs: Inputs) -> Inputs:
+def fresh(inputs: Inputs) -> Inputs:
     """Give the outputs back as they were before a run; inputs that a run has changed are made anew."""
     if inputs.violations():
         return make_inputs(inputs.case, output_format={torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[inputs.out.dtype])
@@ -168,9 +193,12 @@ def _found(
 ) -> Kill:
     """Shrink and explain what was found."""
     name = _name(bed.backend)
-    if not FAULTS[name].history and walk:
+    if walk:
         smallest = _walk(bed, case, verdict)
-        verdict_of, inputs, output = bed.ask(smallest)
+        for _ in range(CALLS):
+            verdict_of, inputs, output = bed.ask(smallest)
+            if verdict_of.kind == "FAIL":
+                break
     else:
         smallest, verdict_of = case, verdict
     kill = Kill(
@@ -191,12 +219,16 @@ def _walk(bed: Bed, case: Case, verdict: Verdict) -> Case:
     """Walk to the smallest case that fails in the same way."""
     accepts = acceptance(bed.regime, bed.backend)
     crash = verdict.fault in ("crash", "hang")
+    calls = CALLS if bed.history else 1
 
     def fails(near: Case) -> bool | None:
         if not accepts(near):
             return None
-        found, _, _ = bed.ask(near)
-        return found.kind == "FAIL" and (found.fault in ("crash", "hang")) == crash
+        for _ in range(calls):
+            found, _, _ = bed.ask(near)
+            if found.kind == "FAIL" and (found.fault in ("crash", "hang")) == crash:
+                return True
+        return False
 
     return shrink(case, fails, seconds=WALK_SECONDS).case
 
@@ -220,10 +252,8 @@ def _explained(kill: Kill, bed: Bed, verdict: Verdict, inputs: Inputs, output: O
         named, right = (names[0], name in names) if names else ("", False)
         kinds = {FAULTS[one].kind for one in names}
     else:
-        history = FAULTS[name].history
-        before = (bed.before,) if history and bed.before is not None else ()
-        rerun = None if history else bed.backend.run
-        found = explain(inputs, output, arithmetic, before=before, rerun=rerun)
+        rerun = None if bed.history else bed.backend.run
+        found = explain(inputs, output, arithmetic, before=bed.before(case), rerun=rerun)
         singles = [one for one in found.candidates if len(one.names) == 1]
         named = "+".join(found.candidates[0].names) if found.candidates else ""
         exact = [one.names[0] for one in singles if one.within_rounding]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +26,13 @@ from harness.case import Case
 from harness.faults.backend import Planted, together
 from harness.faults.catalogue import FAULTS
 from harness.faults.model import Hang, IllegalAccess
+from harness.faults.record import KINDS
 from harness.faults.variant import Variant
 from harness.inputs import Inputs, make_inputs
 from harness.tokens import LED_BY_ONE, Sighting, sight
 from references.arithmetic import Arithmetic
-from references.budget import budget
-from references.oracle import oracle
+from references.budget import Budget, budget
+from references.decode import mla_decode
 from references.problem import Answer
 
 Tensor = torch.Tensor
@@ -40,6 +41,8 @@ Tensor = torch.Tensor
 PATIENCE = 3.0
 #: Candidates that are shown, and that are tried in pairs.
 SHOWN, PAIRED = 3, 6
+#: Calls after which a mistake that comes and goes is taken not to be it.
+CALLS = 30
 #: Elements of a latent tile.
 TILE = 64
 
@@ -160,18 +163,17 @@ def explain(
     actual = (output.out.detach().cpu().clone(), None if output.lse is None else output.lse.detach().cpu().clone())
     inputs = _on_host(inputs)
     problem = inputs.problem()
-    truth = oracle(problem)
+    truth = mla_decode(problem)
     scale = _Scale.of(truth)
     bound = budget(problem, arithmetic)
-    where = _where(inputs.case, actual, truth, bound.hard, bound.variance, bound.lse_hard)
+    wrong = Wrong.of(actual, truth, bound)
+    where = wrong.told(inputs.case)
     residual = scale.distance(actual, (truth.out, truth.lse))
-    tokens = _tokens(inputs, actual, truth, arithmetic, rerun)
-
     trial = _Trial(inputs, Variant(name="regime", arithmetic=arithmetic), before)
     hard = (bound.hard, bound.lse_hard)
     end = began + patience
     found: list[Candidate] = []
-    singles, untried = _rank(trial, [(name,) for name in FAULTS], actual, scale, hard, end)
+    singles, untried = _rank(trial, [(name,) for name in wrong.likely()], actual, scale, hard, end)
     found += singles
     tried = len(FAULTS) - untried
     close = sorted((one for one in singles if one.residual < residual), key=lambda one: one.residual)
@@ -181,6 +183,7 @@ def explain(
         tried, untried = tried + len(pairs) - left, untried + left
         best = close[0].residual
         found += [pair for pair in more if pair.residual < best / 2]
+    tokens = _tokens(inputs, actual, arithmetic, rerun)
     # More is taken away than left: half of the squared error.
     kept = [one for one in found if one.residual**2 < residual**2 / 2]
     order = list(FAULTS)
@@ -269,14 +272,20 @@ class _Trial:
         Raises:
             IllegalAccess: if they read outside memory.
         """
+        return next(self.answers(names))
+
+    def answers(self, names: tuple[str, ...]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Answer again and again with some faults planted: one answer, or for those with a history as many as it takes."""
         backend = Planted(name="+".join(names), variant=self.variant, acts=together(*names))
-        for earlier in self.before if any(FAULTS[name].history for name in names) else ():
+        history = any(FAULTS[name].history for name in names)
+        for earlier in self.before if history else ():
             backend.run(earlier)
-        for buffer in (self.inputs.out, self.inputs.lse):
-            if buffer is not None:
-                buffer.view(torch.uint8).fill_(0xFF)
-        output = backend.run(self.inputs)
-        return output.out, output.lse
+        for _ in range(CALLS if history and len(names) == 1 else 1):
+            for buffer in (self.inputs.out, self.inputs.lse):
+                if buffer is not None:
+                    buffer.view(torch.uint8).fill_(0xFF)
+            output = backend.run(self.inputs)
+            yield output.out, output.lse
 
 
 def _rank(
@@ -295,11 +304,13 @@ def _rank(
         if any(_violates(name) for name in names):
             continue
         try:
-            answer = trial.answer(names)
+            rated = [
+                Candidate(names=names, residual=scale.distance(actual, answer), within_rounding=_agree(actual, answer, hard))
+                for answer in trial.answers(names)
+            ]
         except (IllegalAccess, Hang, IndexError, RuntimeError):
             continue
-        residual = scale.distance(actual, answer)
-        found.append(Candidate(names=names, residual=residual, within_rounding=_agree(actual, answer, hard)))
+        found.append(min(rated, key=lambda one: one.residual))
         if len(names) > 1 and found[-1].within_rounding:
             return found, 0
     return found, 0
@@ -332,7 +343,6 @@ def _format_of(tensor: Tensor) -> str:
 def _tokens(
     inputs: Inputs,
     actual: tuple[Tensor, Tensor | None],
-    truth: Answer,
     arithmetic: Arithmetic,
     rerun: Callable[[Inputs], Output] | None,
 ) -> tuple[str, ...]:
@@ -350,39 +360,88 @@ def _tokens(
     return tuple(str(one) for one in sightings)
 
 
-def _where(
-    case: Case,
-    actual: tuple[Tensor, Tensor | None],
-    truth: Answer,
-    hard: Tensor,
-    variance: Tensor,
-    lse_hard: Tensor,
-) -> tuple[str, ...]:
-    """Say where an output is wrong, axis by axis."""
-    out = actual[0].double()
-    error = (out - truth.out).abs()
-    gross = ~(error <= hard)
-    lines = []
-    unwritten = _unwritten(actual[0])
-    strange = ~torch.isfinite(out) & ~unwritten & (out != truth.out)
-    for what, hit in (("not written", unwritten), ("NaN or infinite", strange)):
-        if bool(hit.any()):
-            lines.append(f"{int(hit.sum())} of {out.numel()} elements are {what}: {_axes(case, hit)}")
-    gross &= ~(unwritten | strange)
-    if bool(gross.any()):
-        lines.append(f"{int(gross.sum())} of {out.numel()} elements are further off than rounding can take them: {_axes(case, gross)}")
-    elif not lines:
-        ratio = (error.square().sum(-1) / variance.sum(-1).clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
-        rows = ratio > LED_BY_ONE
-        if bool(rows.any()):
-            lines.append(f"rows up to {float(ratio.max()):.3g} times off what rounding does on average: {_axes(case, rows[..., None])}")
-    if actual[1] is not None:
-        wrong = ~(((actual[1].double() - truth.lse).abs() <= lse_hard) | (actual[1].double() == truth.lse))
-        if bool(wrong.any()):
-            lines.append(f"lse is wrong in {int(wrong.sum())} of {wrong.numel()} rows: {_axes(case, wrong[..., None])}")
-        elif lines:
+#: What is told first by what is wrong: a sign, and the kinds of faults that it speaks for.
+SIGNS: Mapping[str, str] = {
+    "unwritten": "GLEFK",
+    "only lse": "I",
+    "some heads": "E",
+    "some requests": "LDKME",
+    "some query tokens": "FKHR",
+    "strange": "JKHCDBO",
+    "everywhere": "NQOPRUHCDTSV",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """Which elements of an output are wrong, and how."""
+
+    #: Elements never written, NaN or infinite, and further off than rounding can take them, bool [B, S, H, L].
+    unwritten: Tensor
+    strange: Tensor
+    gross: Tensor
+    #: Root mean square error of each row in units of its rounding, [B, S, H].
+    ratio: Tensor
+    #: Rows whose lse is wrong, bool [B, S, H]; None where none was returned.
+    lse: Tensor | None
+
+    @classmethod
+    def of(cls, actual: tuple[Tensor, Tensor | None], truth: Answer, bound: Budget) -> Wrong:
+        """Compare an output with the truth."""
+        out, right = actual[0].double(), truth.out.double()
+        error = (out - right).abs()
+        unwritten = _unwritten(actual[0])
+        strange = ~torch.isfinite(out) & ~unwritten & (out != right)
+        variance = bound.variance.sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
+        lse = None
+        if actual[1] is not None:
+            lse = ~(((actual[1].double() - truth.lse).abs() <= bound.lse_hard) | (actual[1].double() == truth.lse))
+        return cls(
+            unwritten=unwritten,
+            strange=strange,
+            gross=~(error <= bound.hard) & ~(unwritten | strange),
+            ratio=(error.square().sum(-1) / variance).sqrt(),
+            lse=lse,
+        )
+
+    def told(self, case: Case) -> tuple[str, ...]:
+        """Say where it is wrong, axis by axis."""
+        lines = []
+        for what, hit in (
+            ("not written", self.unwritten),
+            ("NaN or infinite", self.strange),
+            ("further off than rounding can take them", self.gross),
+        ):
+            if bool(hit.any()):
+                lines.append(f"{int(hit.sum())} of {hit.numel()} elements are {what}: {_axes(case, hit)}")
+        rows = self.ratio > LED_BY_ONE
+        if not lines and bool(rows.any()):
+            worst = float(self.ratio.max())
+            lines.append(f"rows up to {worst:.3g} times off what rounding does on average: {_axes(case, rows[..., None])}")
+        if self.lse is not None and bool(self.lse.any()):
+            hit = self.lse
+            lines.append(f"lse is wrong in {int(hit.sum())} of {hit.numel()} rows: {_axes(case, hit[..., None])}")
+        elif lines and self.lse is not None:
             lines.append("lse is right everywhere")
-    return tuple(lines) or ("no element stands out",)
+        return tuple(lines) or ("no element stands out",)
+
+    def likely(self) -> list[str]:
+        """Order the faults by what the wrong elements speak for; all of them, the likely ones first."""
+        rows = (self.unwritten | self.strange | self.gross).any(-1)
+        if not bool(rows.any()):
+            rows = self.ratio > LED_BY_ONE
+        signs = {
+            "unwritten": bool(self.unwritten.any()),
+            "only lse": self.lse is not None and bool(self.lse.any()) and not bool(rows.any()),
+            "some heads": not bool(rows.any(0).any(0).all()),
+            "some requests": not bool(rows.any(-1).any(-1).all()),
+            "some query tokens": not bool(rows.any(-1).any(0).all()),
+            "strange": bool(self.strange.any()),
+            "everywhere": True,
+        }
+        kinds = "".join(SIGNS[sign] for sign, seen in signs.items() if seen)
+        place = {kind: kinds.find(kind) if kind in kinds else len(kinds) for kind in KINDS}
+        return sorted(FAULTS, key=lambda name: (FAULTS[name].history, place[FAULTS[name].kind]))
 
 
 def _axes(case: Case, wrong: Tensor) -> str:

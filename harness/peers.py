@@ -160,6 +160,7 @@ def _recipe(path: Path, row: Mapping[str, Any], rules: Mapping[str, Rule]) -> Re
             page_size=row["page_size"],
             placement=row["placement"],
             softmax_scale=row["softmax_scale"],
+            cache_format=row["cache_format"],
             content="zero-query",
         )
         for heads in row["heads"]

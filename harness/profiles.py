@@ -41,6 +41,10 @@ class Profile:
     demands_sensitivities: bool = True
     #: Share of random cases that are held to a relation between two runs.
     related: float = 0.25
+    #: On a GPU: sets of the fields that a backend compiles kernels for, shared by the cases of a search.
+    kernels: int = 8
+    #: On a GPU: captured graphs that are asked of each backend and regime.
+    graphs: int = 4
     #: Rejected cases that the contract check asks of each backend.
     refusals: int = 12
 
@@ -71,6 +75,8 @@ PROFILES: Mapping[str, Profile] = {
             batch=8,
             heads=128,
             scores=150_000,
+            kernels=24,
+            graphs=16,
             refusals=40,
         ),
         Profile(
@@ -84,6 +90,8 @@ PROFILES: Mapping[str, Profile] = {
             heads=256,
             scores=2_000_000,
             explores=True,
+            kernels=200,
+            graphs=200,
             refusals=200,
         ),
     )

@@ -15,7 +15,7 @@ import pytest
 
 from harness.case import Case
 from harness.ledger import VERSION, LedgerError, Writer, number, plain, read, read_all, result_line
-from harness.report.rows import CONTRACT, rows
+from harness.report.rows import CONTRACT, left_out, rows
 from harness.report.terminal import table, verdict
 from harness.run import Result
 from harness.verdict import Measurements, Verdict
@@ -28,12 +28,14 @@ def result(kind: str = "PASS", *, backend: str = "b", regime: str | None = "r", 
     return Result(case=Case(heads=1, lengths=(3,)), backend=backend, regime=regime, verdict=made, seconds=0.25)
 
 
-def write(path: Path, *phases: tuple[Result, str], planned: bool = True, demanding: bool = False) -> Path:
+def write(path: Path, *phases: tuple[Result, str], planned: bool = True, demanding: bool = False, ended: bool = True) -> Path:
     writer = Writer(path, {"seed": 0})
     if planned:
         writer.write("planned", backend="b", regime="r", demanding=demanding)
     for made, phase in phases:
         writer.write("result", **result_line(made, phase))
+    if planned and ended:
+        writer.write("gated", backend="b", regime="r")
     writer.write("end")
     writer.close()
     return path
@@ -43,7 +45,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", (result(ratios={"row": 0.5}), "search"))
     ledger = read(path)
     assert ledger.header["version"] == VERSION
-    assert [line["kind"] for line in ledger.lines] == ["planned", "result", "end"]
+    assert [line["kind"] for line in ledger.lines] == ["planned", "result", "gated", "end"]
     assert ledger.lines[1]["case"] == "v1:H=1:S=1:N=3:end"
     assert ledger.lines[1]["measurements"]["ratios"] == {"row": 0.5}
     assert ledger.complete
@@ -134,6 +136,10 @@ def test_a_planned_regime_that_executed_nothing_fails(tmp_path: Path) -> None:
     assert (row.reason, row.unrun) == ("no case executed", 1)  # type: ignore[attr-defined]
 
 
+def test_a_search_that_did_not_finish_is_no_pass(tmp_path: Path) -> None:
+    assert count(tmp_path, (result(), "search"), ended=False).reason == "not finished"  # type: ignore[attr-defined]
+
+
 def test_a_demanding_profile_fails_a_regime_that_never_saw_a_sensitivity(tmp_path: Path) -> None:
     seen = [(result(sensitivities={"newest": True, "page": False}), "search")] * 3
     row = count(tmp_path, *seen, demanding=True)
@@ -183,7 +189,7 @@ def test_the_table_says_everything_a_row_knows(tmp_path: Path) -> None:
     )
     found = rows(read(path).lines)
     text = "\n".join(table(found))
-    for said in ("backend", "b", "r", "2 (+1 not run)", "50.0%", "0.50 row", "newest", "0.8 s", "PASS"):
+    for said in ("backend", "b", "r", "2 (+1 not run)", "50.0%", "0.5 row", "newest", "0.8 s", "PASS"):
         assert said in text
     assert "PASS, 2 cases" in verdict(found)
 
@@ -199,6 +205,16 @@ def test_ledgers_of_several_processes_are_one_table(tmp_path: Path) -> None:
         write(tmp_path / f"{name}.jsonl", (result(), "search"))
     (row,) = rows(line for ledger in read_all([tmp_path]) for line in ledger.lines)
     assert row.executed == 2
+
+
+def test_what_a_run_left_out_is_said_once(tmp_path: Path) -> None:
+    for name in ("gw0", "gw1"):
+        writer = Writer(tmp_path / f"{name}.jsonl", {})
+        writer.write("beyond", backend="b", regime="r", reason="too large")
+        writer.close()
+    lines = [line for ledger in read_all([tmp_path]) for line in ledger.lines]
+    assert left_out(lines) == ["not gated: b × r: too large"]
+    assert rows(lines) == []
 
 
 def test_every_line_is_one_json_object(tmp_path: Path) -> None:

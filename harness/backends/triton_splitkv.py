@@ -46,6 +46,10 @@ MOST_SPLITS = 8
 ROWS = (16, 64)
 #: int32 token positions, with room for the last tile
 _LONGEST = (1 << 31) - (1 << 12)
+#: fields that are constants of the kernel, or decide whether the pool's strides are multiples of 16
+_COMPILED = frozenset(
+    {"query_format", "cache_format", "latent", "rope", "page_size", "token_padding", "page_padding", "lse"}
+)
 _KERNEL = Path(__file__).with_name("triton_splitkv_kernel.py")
 _EIGHT_BITS = ("e4m3fn", "e4m3fnuz", "e5m2")
 #: format of the operands, and the query and cache formats that are widened to it: every value of either is one of its own
@@ -107,7 +111,7 @@ class SplitKV:
     @property
     def capabilities(self) -> Capabilities:
         """What holds for all its cases."""
-        return Capabilities(output_format="bf16", empty_rows="zeros", returns_lse=True)
+        return Capabilities(output_format="bf16", empty_rows="zeros", returns_lse=True, compiled=_COMPILED, graphs=True)
 
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Say why a case lies outside the contract on a device, or None."""
@@ -158,7 +162,7 @@ class SplitKV:
         rope, _ = self._codes(inputs.query_rope, case.query_format)
         cache, cache_code = self._codes(inputs.cache, case.cache_format)
         if inputs.block_table is not None:
-            table, starts, table_width = inputs.block_table, inputs.block_table, inputs.block_table.stride(0)
+            table, starts, table_width = inputs.block_table, inputs.lengths, inputs.block_table.stride(0)
         else:
             assert inputs.kv_indices is not None and inputs.kv_indptr is not None
             table, starts, table_width = inputs.kv_indices, inputs.kv_indptr, 0
@@ -173,9 +177,9 @@ class SplitKV:
         attend[(case.batch, blocks, tiling.splits)](
             nope, rope, cache, table, starts, inputs.lengths, partial, partial_lse, case.softmax_scale,
             case.query_scale, case.cache_scale, case.query_tokens, case.heads, case.page_size, *nope.stride()[:3],
-            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits, **cuts,
-            **_options(native or torch.version.hip is not None),
-            ROPE=case.rope, ROPE_TILE=_padded(case.rope), TILE=tiling.tile, RAGGED=inputs.block_table is None,
+            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits,
+            int(inputs.block_table is None), **cuts, **_options(native or torch.version.hip is not None),
+            ROPE=case.rope, ROPE_TILE=_padded(case.rope), TILE=tiling.tile,
             QUERY=query_code, CACHE=cache_code, OPERAND=_triton_type(operand_of(case.query_format, case.cache_format)),
         )  # fmt: skip
         lse = partial_lse if inputs.lse is None else inputs.lse
@@ -263,6 +267,8 @@ def _tile(case: Case, device: torch.device) -> Tiling:
         return Tiling(rows=min(max(least, 1 << (rows - 1).bit_length()), most), tile=TILE, splits=splits)
     # A program's accumulators must fit its registers, its operands its shared memory. CUDA keeps two tiles of the cache
     # there, so as to load one while it multiplies the other; with one stage ROCm keeps one.
+    if torch.cuda.is_current_stream_capturing():
+        splits = MOST_SPLITS  # a graph is replayed over longer requests; a split that has no tokens ends at once
     exact = operand_of(case.query_format, case.cache_format) == "fp32"
     row = (_padded(case.latent) + _padded(case.rope)) * (4 if exact else 2)
     buffers = 2 if torch.version.hip is None else 1

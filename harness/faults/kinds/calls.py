@@ -88,7 +88,7 @@ def query_of_call_before(scene: Scene, value: Scene) -> Scene:
 def race(scene: Scene, values: Tensor) -> Tensor:
     """Once in twenty calls let the second half of the first tile miss its V."""
     scene.memory["calls"] = calls = scene.memory.get("calls", 0) + (scene.request == 0)
-    if calls % 20 != 7:
+    if calls * 2654435761 % 2**32 // 2**27 % 20 != 7:  # Knuth's multiplicative hash: no period that callers could share
         return values
     values = values.clone()
     values[:, scene.variant.tile // 2 : scene.variant.tile] = 0.0
@@ -98,7 +98,7 @@ def race(scene: Scene, values: Tensor) -> Tensor:
 def unordered(scene: Scene, stored: Stored) -> Stored:
     """Vary the last bit of the output from call to call, as an unordered sum does."""
     scene.memory["calls"] = calls = scene.memory.get("calls", 0) + 1
-    return stored[0] * (1 + (calls % 2) * 2.0**-8), stored[1], stored[2]
+    return stored[0] * (1 + (calls // 2 % 2) * 2.0**-8), stored[1], stored[2]
 
 
 def writes_cache(scene: Scene, end: Scene) -> Scene:
