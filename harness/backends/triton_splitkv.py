@@ -155,9 +155,9 @@ class SplitKV:
 
     def _launch(self, inputs: Inputs, tiling: Tiling, *, native: bool = False) -> None:
         case = inputs.case
-        attend, merge = (
-            getattr(self._kernels, name) if native else self._kernel(name, inputs.device) for name in ("attend", "merge")
-        )
+        attend, merge = self._kernels.attend, self._kernels.merge
+        if inputs.device.type == "cpu" and not native:
+            attend, merge = interpreted(attend), interpreted(merge)
         nope, query_code = self._codes(inputs.query_nope, case.query_format)
         rope, _ = self._codes(inputs.query_rope, case.query_format)
         cache, cache_code = self._codes(inputs.cache, case.cache_format)
@@ -187,12 +187,6 @@ class SplitKV:
             partial, partial_lse, inputs.lengths, inputs.out, lse, case.query_tokens, case.heads, tiling.splits, **cuts,
             WITH_LSE=inputs.lse is not None,
         )  # fmt: skip
-
-    def _kernel(self, name: str, device: torch.device) -> Any:
-        kernel = getattr(self._kernels, name)
-        if device.type == "cpu":
-            return interpreted(kernel)
-        return kernel
 
     def _codes(self, codes: Tensor, name: str) -> tuple[Tensor, str]:
         """Give the tensor as the kernel takes it, and how the kernel decodes it."""
