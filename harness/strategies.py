@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import random
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ import torch
 from hypothesis import strategies as st
 
 from harness.acceptance import Accepts, acceptance
-from harness.axes import AXES, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
+from harness.axes import AXES, BATCHES, FEW, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
 from harness.profiles import Profile
@@ -63,7 +63,7 @@ class Domain:
 
     #: A plain case that is accepted; where axes clash, cases move towards it.
     plain: Case
-    #: Numbers of requests that are accepted, ascending.
+    #: Numbers of requests that are accepted, ascending, weighted.
     batches: tuple[int, ...]
     #: Lengths, ascending, weighted by repetition.
     lengths: tuple[int, ...]
@@ -104,13 +104,14 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
 
     table = lengths_table(profile.longest, tiles)
     fits = {length: possible(lengths=(length,) * plain.batch) for length in dict.fromkeys(table)}
-    batches = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
+    dense = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
+    batches = sorted(count for count in BATCHES if count in dense) or dense
     axes = []
     for axis in AXES:
         kept = [value for value in axis.values if possible(**dict(zip(axis.fields, value, strict=True)))]
         own = tuple(getattr(plain, field) for field in axis.fields)
         kept = kept or [own]
-        axes.append(Axis(fields=axis.fields, values=tuple([kept[0]] * (axis.plain - 1) + kept)))
+        axes.append(Axis(fields=axis.fields, values=axis.table(kept)))
     return Domain(
         plain=plain,
         batches=tuple(batches) or (plain.batch,),
@@ -185,16 +186,20 @@ def cases(
 
     @st.composite
     def build(draw: st.DrawFn) -> Case:
-        def upto(table: tuple[int, ...], most: int) -> int:
-            return table[draw(st.integers(0, max(bisect_right(table, most), 1) - 1))]
+        place = itertools.count()
 
-        chosen = sets[draw(st.integers(0, len(sets) - 1))] if compiled else {}
+        def index(count: int) -> int:
+            return draw_index(draw, next(place), count)
+
+        def upto(table: tuple[int, ...], most: int) -> int:
+            return table[index(max(bisect_right(table, most), 1))]
+
+        chosen = sets[index(len(sets))] if compiled else {}
         # Where heads and query tokens are chosen already, the lengths have to fit them.
         scores = profile.scores // (chosen.get("heads", 1) * chosen.get("query_tokens", 1))
         most = min(profile.tokens, max(scores, 1)) if compiled else profile.tokens
         table = known.lengths[: max(bisect_right(known.lengths, most), 1)]
-        length = st.integers(0, len(table) - 1).map(table.__getitem__)
-        lengths = _draw_lengths(draw, known, length, most)
+        lengths = _draw_lengths(index, known, table, most)
         tokens = max(sum(lengths), 1)
         fields: dict[str, Any] = {"lengths": lengths}
         fields["heads"] = chosen.get("heads") or upto(known.heads, profile.scores // tokens)
@@ -202,27 +207,35 @@ def cases(
             known.query_tokens, profile.scores // (tokens * fields["heads"])
         )
         for axis in known.axes:
-            if axis.fields[0] in chosen:
-                fields |= {name: chosen[name] for name in axis.fields}
-                continue
-            value = axis.values[draw(st.integers(0, len(axis.values) - 1))] if len(axis.values) > 1 else axis.values[0]
-            fields |= dict(zip(axis.fields, value, strict=True))
+            value = axis.values[index(len(axis.values)) if len(axis.values) > 1 else 0]
+            fields |= {name: chosen.get(name, own) for name, own in zip(axis.fields, value, strict=True)}
         fields["seed"] = draw(st.integers(0, SEEDS - 1))
         return _inside(fields, known.plain, accepts)
 
     return build()
 
 
-def _draw_lengths(draw: st.DrawFn, known: Domain, length: st.SearchStrategy[int], tokens: int) -> tuple[int, ...]:
-    if known.batches == tuple(range(1, len(known.batches) + 1)):
-        lengths = draw(st.lists(length, min_size=1, max_size=len(known.batches)))
-        total = list(itertools.accumulate(lengths))
-        kept = max(bisect_right(total, tokens), 1)
-        return tuple(lengths[:kept])
-    # Only some numbers of requests are accepted: all are kept, and each is short enough for its number.
-    count = known.batches[draw(st.integers(0, len(known.batches) - 1))]
-    most = max(bisect_right(known.lengths, tokens // count), 1)
-    return tuple(known.lengths[draw(st.integers(0, most - 1))] for _ in range(count))
+def draw_index(draw: st.DrawFn, place: int, count: int) -> int:
+    """Draw an index below ``count``; ``place`` tells it from every other index of the case.
+
+    Hypothesis follows a draw by up to five copies of it in which one part repeats another part of the same kind, and takes
+    equal strategies for one kind: of plain integers, two cases in three are near copies of the case before.
+    """
+    apart = (place + 1) << 32
+    return draw(st.sampled_from(range(apart, apart + count))) - apart
+
+
+def _draw_lengths(index: Callable[[int], int], known: Domain, table: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    count = known.batches[index(len(known.batches))]
+    least, left = table[0], tokens
+    lengths = []
+    for place in range(count):
+        # What is left when the requests after this one are as short as may be; of many, each has its share and some more.
+        most = left - least * (count - place - 1)
+        most = min(most, tokens if count <= FEW else FEW * tokens // count)
+        lengths.append(table[index(max(bisect_right(table, most), 1))])
+        left -= lengths[-1]
+    return tuple(lengths)
 
 
 def _inside(fields: dict[str, Any], plain: Case, accepts: Accepts) -> Case:
