@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from harness.acceptance import acceptance
 from harness.axes import AXES, DENSE, lengths_table
 from harness.backends import registry
+from harness.backends.protocol import Capabilities
 from harness.case import CONTENTS, Case
 from harness.plan import Pair
 from harness.profiles import PROFILES
 from harness.regimes import load
-from harness.strategies import NoSuchCase, beyond, cases, domain
+from harness.strategies import NoSuchCase, beyond, cases, domain, kernel_sets
 from tests.stubs import make, write_regimes
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def draw(pair: Pair, count: int, profile: str = "smoke") -> list[Case]:
     drawn: list[Case] = []
 
-    @hypothesis.seed(1)
+    @hypothesis.seed(2)
     @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(cases(pair.regime, PROFILES[profile], pair.backend))
@@ -256,3 +257,31 @@ def test_plain_values_stand_first_in_every_axis() -> None:
     fields = list(itertools.chain.from_iterable(axis.fields for axis in AXES))
     assert len(set(fields)) == len(fields)
     assert set(Case.__dataclass_fields__) - set(fields) == {"heads", "query_tokens", "lengths", "seed"}
+
+
+def test_on_a_gpu_the_fields_that_kernels_are_compiled_for_come_in_few_sets(pair: Pair) -> None:
+    compiled = frozenset({"heads", "page_size", "latent", "rope", "token_padding"})
+    backend = dataclasses.replace(pair.backend, capabilities=Capabilities(compiled=compiled))  # type: ignore[type-var]
+    accepts = acceptance(pair.regime, backend, "cuda")
+    sets = {tuple(sorted(made.items())) for made in kernel_sets(domain(pair.regime, SMOKE, accepts), compiled, 8, 3)}
+    assert {value for made in sets for name, value in made if name == "page_size"} == {1, 2, 3, 7, 16, 32, 64, 128}
+    found, drawn = set(), []
+
+    @hypothesis.seed(1)
+    @settings(max_examples=200, database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(cases(pair.regime, SMOKE, backend, "cuda", seed=3))
+    def collect(case: Case) -> None:
+        drawn.append(case)
+        found.add(tuple((name, getattr(case, name)) for name in sorted(compiled)))
+        assert case.batch == 1 or case.heads * case.query_tokens * sum(case.lengths) <= SMOKE.scores
+
+    collect()
+    assert found <= sets and len(found) >= 4
+    assert len({case.lengths for case in drawn}) > 100
+
+
+def test_the_first_set_of_kernels_is_the_plainest(pair: Pair) -> None:
+    known = domain(pair.regime, SMOKE, acceptance(pair.regime, pair.backend))
+    first = kernel_sets(known, frozenset({"page_size", "table", "latent"}), 5, 1)[0]
+    assert first == {"page_size": 1, "table": "padded", "latent": 512, "rope": 64}
