@@ -97,7 +97,7 @@ def _stale(inputs: Inputs) -> Output:
 
 def _read_workspace(inputs: Inputs) -> Output:
     output = _answer(inputs)
-    workspace = torch.empty(output.out.shape, dtype=torch.float64)
+    workspace = torch.empty(output.out.shape, dtype=torch.float64, device=output.out.device)
     total = output.out + workspace
     inputs.out.copy_(total)
     # The NaN of IEEE 754; torch's vectorised rounding to bf16 on a CPU gives one with all bits set.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from harness.case import Case
 from harness.run import Result
 from harness.shrink import shrink
 from harness.worker import TimeLimits, Worker
+from tests.slow.crashes import held
 
 CASE = Case(heads=2, lengths=(5, 3))
 REGIMES = Path(__file__).parent / "faulty.toml"
@@ -121,19 +121,16 @@ def test_a_backend_that_cannot_be_made_is_our_error(worker: Worker) -> None:
     assert "before the backend ran" in result.verdict.message and "tests.nowhere" in result.verdict.message
 
 
-def children() -> set[int]:
-    out = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return {int(line.split(None, 1)[0]) for line in out.splitlines() if "forkserver" in line or "mla-gate" in line}
-
-
 def test_crash_after_crash_leaks_nothing(worker: Worker) -> None:
     run(worker, "segfault")
-    before, files = children(), len(os.listdir("/proc/self/fd"))
-    began = time.monotonic()
+    run(worker, "right")
+    before, began = held(), time.monotonic()
     verdicts = [verdict(run(worker, "abort")) for _ in range(40)]
     assert verdicts == [("FAIL", "crash")] * 40
     assert time.monotonic() - began < 40 * 1.0
-    assert children() <= before and len(os.listdir("/proc/self/fd")) <= files + 1
+    run(worker, "right")
+    after = held()
+    assert all(after[name] <= before[name] for name in ("processes", "open files", "folders")), (before, after)
 
 
 def test_a_warm_worker_costs_at_most_5_ms_a_case(worker: Worker) -> None:
