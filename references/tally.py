@@ -8,6 +8,7 @@ Source: the derivation in ``budget``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -57,6 +58,12 @@ class Tally:
         values = (piece.keys[:, : self.context.problem.latent] / self.truth.height).to(self.truth.dtype)
         squares = values.square()
         errors = probability_errors(self.arithmetic, piece, self.truth, self.in_use.find(piece))
+        if self.arithmetic.pivot == "tile" and self.updates > 1:
+            # Tiles may be taken in another order, and then what was a maximum in use, and exact, is rounded.
+            row = probability_errors(self.arithmetic, piece, self.truth, self.truth.maximum)
+            errors = replace(errors, variance=torch.where(errors.variance > 0, errors.variance, row.variance))
+        else:
+            row = None
         scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates)
         weights = errors.weights
         weightings = [errors.variance, weights.square() * scores.variance, weights * scores.bound, weights * scores.scores]
@@ -77,9 +84,16 @@ class Tally:
         if errors.flushed is not None:
             self.flushed += errors.flushed @ values.double()
             self.flushed_mass += errors.flushed.sum(1, keepdim=True)
-        self._share(piece, errors, values, squares, weightings[OPERAND:])
+        self._share(errors, row, values, squares, weightings[OPERAND:])
 
-    def _share(self, piece: Piece, errors: ProbabilityErrors, values: Tensor, squares: Tensor, operand: list[Tensor]) -> None:
+    def _share(
+        self,
+        errors: ProbabilityErrors,
+        row: ProbabilityErrors | None,
+        values: Tensor,
+        squares: Tensor,
+        operand: list[Tensor],
+    ) -> None:
         variance, values = errors.variance.to(torch.float32), values.to(torch.float32)
         about_zero, about_out = variance, operand[0].to(torch.float32) if operand else None
         if self.rounded_sum:
@@ -89,8 +103,7 @@ class Tally:
             return  # fp32 errors of scores outweigh those of its roundings
         probed = probe(values)
         self.coherences[0].add(errors.turns, variance, probed)
-        if self.arithmetic.pivot == "tile" and self.updates > 1:
-            row = probability_errors(self.arithmetic, piece, self.truth, self.truth.maximum)
+        if row is not None:
             self.coherences[1].add(row.turns, row.variance.to(torch.float32), probed)
 
     @property
