@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -45,7 +46,7 @@ from harness.regimes import Regime, load
 EQUIVALENT = Path(__file__).resolve().parent.parent / "cases" / "equivalent_mutants.toml"
 _BACKENDS = Path(__file__).resolve().parent / "backends"
 #: Seconds a mutant may take for one case before it is a hang, and for all its cases before its budget ends.
-CASE_SECONDS, MUTANT_SECONDS = 30.0, 60.0
+CASE_SECONDS, MUTANT_SECONDS = 60.0, 120.0
 #: How long the loss of a process may go unseen.
 _TICK = 0.02
 
@@ -143,17 +144,17 @@ class Fate:
 
 
 def questions(backend: Backend, *, count: int, seed: int) -> list[Question]:
-    """Make the cases that mutants are asked: those of the gate, the cheap ones first.
+    """Make the cases that mutants are asked: half as the smoke profile draws them, half as the gate's, cheap ones first.
 
     Raises:
         RuntimeError: if the correct kernel fails one of them.
     """
-    regimes, profile = load(), PROFILES["smoke"]
+    rows = load().for_backend(backend.name)
+    each = -(-count // (2 * len(rows)))
     drawn: list[tuple[Case, Regime]] = []
-    rows = regimes.for_backend(backend.name)
-    for regime in rows:
-        drawn += [(case, regime) for case in draw(regime, backend, profile, -(-count // len(rows)), seed)]
-    drawn.sort(key=lambda pair: (sum(pair[0].lengths) + 64) * pair[0].heads * pair[0].query_tokens)
+    for name in ("smoke", "gate"):
+        part = [(case, regime) for regime in rows for case in draw(regime, backend, PROFILES[name], each, seed)]
+        drawn += sorted(part, key=lambda pair: (sum(pair[0].lengths) + 64) * pair[0].heads * pair[0].query_tokens)
     made = []
     for case, regime in drawn:
         inputs, known = make_inputs(case, output_format=backend.capabilities.output_format), Known()
@@ -183,16 +184,14 @@ def _ask(build: Callable[[Path], Backend], path: Path, asked: Sequence[Question]
             output = backend.run(fresh(question.inputs))
         except BaseException as error:
             refused = getattr(error, "verdict_kind", "FAIL") == "ERROR"
-            pipe.send(("stillborn" if refused else "caught", f"{getattr(error, 'verdict_fault', 'crash')}: {type(error).__name__}"))
+            kind = getattr(getattr(error, "finding", None), "kind", type(error).__name__)
+            pipe.send(("stillborn" if refused else "caught", f"{getattr(error, 'verdict_fault', 'crash')}: {kind}"))
             return
         policy = backend.capabilities.empty_rows
         verdict = judge(question.inputs, output, question.regime, empty_rows=policy, models=False, known=question.known)
         if verdict.kind == "FAIL":
             checks = [name for name, ratio in verdict.measurements.ratios.items() if ratio > 1]
             pipe.send(("caught", f"{verdict.fault}{' (' + ', '.join(checks) + ')' if checks else ''}"))
-            return
-        if verdict.kind == "ERROR":
-            pipe.send(("caught", "ERROR"))
             return
         if time.monotonic() - began > MUTANT_SECONDS:
             break
@@ -307,11 +306,9 @@ def report(backend_name: str, fates: Sequence[Fate], known: Mapping[tuple[str, s
             sum(fate.end == "stillborn" for fate in own),
         ]
         lines.append(f"| {name} | " + " | ".join(map(str, ends)) + " |")
-    by: dict[str, int] = {}
-    for fate in caught:
-        by[fate.by.partition(":")[0].partition(" (")[0]] = by.get(fate.by.partition(":")[0].partition(" (")[0], 0) + 1
+    by = Counter(fate.by.partition(" (")[0] for fate in caught)
     cases = sorted(fate.cases for fate in caught)
-    lines += ["", "caught by: " + ", ".join(f"{name} {number}" for name, number in sorted(by.items(), key=lambda item: -item[1]))]
+    lines += ["", "caught by: " + ", ".join(f"{name} {number}" for name, number in by.most_common())]
     if cases:
         lines.append(f"median after {cases[len(cases) // 2]} cases, at most {cases[-1]}")
     lines += [f"survives: {fate.mutant}\n    {fate.mutant.text}" for fate in open_ones]
