@@ -256,17 +256,6 @@ def typecheck(session: nox.Session) -> None:
     session.run("python", "-m", "mypy", *session.posargs)
 
 
-@nox.session(name="compile")
-def compile_kernels(session: nox.Session) -> None:
-    """Compile every kernel variant for gfx950, without a GPU, and print registers, LDS and spills.
-
-    nox -s compile
-    nox -s compile -- --backend aiter-gluon --aiter-source DIR
-    """
-    env = set_up(session, "triton")
-    session.run("python", "-m", "harness.compile", *session.posargs, env=env | {"TRITON_INTERPRET": None})
-
-
 @nox.session
 def detect(session: nox.Session) -> None:
     """Put every known mistake before the gate and print which are caught, and how small they become.

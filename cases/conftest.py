@@ -18,14 +18,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = set(metafunc.fixturenames)
     if not wanted & {"pair", "backend", "pin", "known"}:
         return
-    plan = planned(metafunc.config)
-    if plan is None:
+    gate = planned(metafunc.config)
+    if gate is None:
         metafunc.parametrize(tuple(wanted & {"pair", "backend", "pin", "known"}), [])
-    elif "known" in wanted:
+        return
+    plan = gate.plan
+    if "known" in wanted:
         known = [(backend, entry) for backend in plan.backends for entry in known_failures() if _concerns(plan, backend, entry)]
         metafunc.parametrize(("backend", "known"), known, ids=[f"{backend.name}-{entry.name}" for backend, entry in known])
     elif "pair" in wanted:
-        asked = [pair for pair in plan.pairs if wholly_known(pair.backend.name, pair.regime.name) is None]
+        whole = [pair for pair in plan.pairs if wholly_known(pair.backend.name, pair.regime.name) is None]
+        asked = [pair for pair in whole if gate.beyond(pair) is None]
         metafunc.parametrize("pair", asked, ids=str)
     elif "pin" in wanted:
         asked = [(backend, pin) for backend in plan.backends for pin in pinned() if _asked(plan, backend, pin)]

@@ -81,8 +81,8 @@ class Calibration:
         lines.extend(self._furthest())
         for title, count in (("seen", self._seen()), ("passed", self._passed())):
             lines.append(f"{title}: " + (", ".join(f"{name} {share}" for name, share in count.items()) or "none"))
-        failed = [result for result in self.results if result.verdict.kind in ("FAIL", "ERROR")]
-        return "\n".join(lines + [f"  {result.verdict.kind} {result.verdict.message}" for result in failed])
+        named = [result for result in self.results if result.verdict.kind in ("FAIL", "ERROR", "UNTRUSTED")]
+        return "\n".join(lines + [f"  {result.verdict.kind} {_told(result)}" for result in named])
 
     def _furthest(self) -> list[str]:
         """Name the case that went furthest in each check, so that it can be looked at."""
@@ -108,6 +108,12 @@ class Calibration:
     def _passed(self) -> dict[str, str]:
         passed = Counter(name for one in self.measured() for name, state in one.nulls.items() if state == "passed")
         return {name: f"{count}" for name, count in passed.items()}
+
+
+def _told(result: Result) -> str:
+    """Say what became of a case; the judge's own messages begin with its id, those of a crash do not."""
+    message, case = result.verdict.message, str(result.case)
+    return message if message.startswith(case) else f"{case}: {message}"
 
 
 def calibrate(

@@ -175,17 +175,18 @@ def _run(given: Any) -> int:
 
 def _report(given: Any) -> int:
     from harness.ledger import plain, read_all
-    from harness.report.rows import rows
+    from harness.report.rows import left_out, rows
     from harness.report.terminal import table, verdict
 
     ledgers = read_all(given.ledgers)
-    found = rows(line for ledger in ledgers for line in ledger.lines)
+    lines = [line for ledger in ledgers for line in ledger.lines]
+    found = rows(lines)
     cut = [str(ledger.path) for ledger in ledgers if not ledger.complete]
     bad = any(row.reason for row in found)
     if given.json:
         print_json({"rows": [plain(row) | {"reason": row.reason} for row in found], "cut": cut})
         return int(bad)
-    print("\n".join([*table(found), "", verdict(found)]))
+    print("\n".join([*table(found), *left_out(lines), "", verdict(found)]))
     for path in cut:
         print(f"mla-gate: {path} ends before its run did: what it holds is counted")
     return int(bad or not found)

@@ -26,7 +26,7 @@ class CommandError(ValueError):
 def replay(given: Any) -> int:
     """Run one case again and judge it; return the exit status."""
     from harness.ledger import result_line
-    from harness.report.failure import panel
+    from harness.report.failure import look, panel
 
     case, relation, backend, plan = _asked(given)
     with _runner(given, relation, backend, plan) as run:
@@ -34,7 +34,8 @@ def replay(given: Any) -> int:
     if given.json:
         print_json(result_line(result, "replay"))
     elif result.verdict.kind in ("FAIL", "ERROR"):
-        print(panel(result, device=str(plan.device)))
+        looks = look(result, backend, plan.regimes, device=str(plan.device))
+        print(panel(result, device=str(plan.device), looks=looks))
     else:
         print(f"{result.verdict.kind}: {result.backend} × {result.regime or 'no regime'}\n  {result.verdict.message}")
     # A case that was not run is no pass: exit status 2.
@@ -43,7 +44,7 @@ def replay(given: Any) -> int:
 
 def shrink(given: Any) -> int:
     """Walk from a failing case to the smallest near it; return the exit status, which is that of a failure."""
-    from harness.report.failure import panel
+    from harness.report.failure import look, panel
     from harness.repro import save
     from harness.search import Finding, nature
     from harness.shrink import shrink as shrink_case
@@ -72,7 +73,8 @@ def shrink(given: Any) -> int:
             "asked": walk.asked, "complete": walk.complete, "notes": notes,
         })  # fmt: skip
     else:
-        print(panel(finding.result, device=str(plan.device), finding=finding, notes=notes))
+        looks = look(finding.result, backend, plan.regimes, device=str(plan.device))
+        print(panel(finding.result, device=str(plan.device), finding=finding, looks=looks, notes=notes))
     return 1
 
 

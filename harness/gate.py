@@ -27,11 +27,11 @@ from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import load
 from harness.relations import run_relation
-from harness.report.failure import panel
+from harness.report.failure import look, panel
 from harness.repro import replay_command, save
 from harness.run import Result, run_case
-from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
-from harness.strategies import acceptance, cases
+from harness.search import EXECUTED, Finding, Outcome, Search, questions, search
+from harness.strategies import acceptance, beyond, cases
 from harness.worker import Worker
 
 #: Seconds between two lines of progress.
@@ -120,15 +120,15 @@ class Gate:
 
     def ask(self, case: Case, backend: Backend, phase: str) -> Result:
         """Run a case on a backend and record the result."""
-        result = self.run(Question(case=case), backend)
+        result = self.run(case, backend)
         self.record(result, phase)
         return result
 
-    def run(self, question: Question, backend: Backend) -> Result:
-        """Run a question on a backend, isolated as the run was asked to; a relation that does not apply leaves one run."""
-        result = self._run(question.case, question.relation, backend)
-        if question.relation is not None and result.verdict.kind == "UNSUPPORTED":
-            result = self._run(question.case, None, backend)
+    def run(self, case: Case, backend: Backend, relation: str | None = None) -> Result:
+        """Run a case on a backend, isolated as the run was asked to; a relation that does not apply leaves one run."""
+        result = self._run(case, relation, backend)
+        if relation is not None and result.verdict.kind == "UNSUPPORTED":
+            result = self._run(case, None, backend)
         return result
 
     def _run(self, case: Case, relation: str | None, backend: Backend) -> Result:
@@ -145,6 +145,16 @@ class Gate:
     def record(self, result: Result, phase: str) -> None:
         """Write a result to the ledger."""
         self.ledger.write("result", **result_line(result, phase))
+
+    def beyond(self, pair: Pair) -> str | None:
+        """Say why a pair is not gated in this profile, or None; a GPU is not held to it."""
+        if self.plan.device.type != "cpu":
+            return None
+        return beyond(pair.regime, self.profile, acceptance(pair.regime, pair.backend, self.plan.device))
+
+    def leave_out(self, pair: Pair, reason: str) -> None:
+        """Write down that a pair is not gated, so that the table says so."""
+        self.ledger.write("beyond", backend=pair.backend.name, regime=pair.regime.name, reason=reason)
 
     def intend(self, pair: Pair) -> None:
         """Write down that a pair will be gated, so that one that never is shows in the table."""
@@ -172,7 +182,7 @@ class Gate:
                 shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
                 self._say(f"mla-gate: {name}: {done} of {self.profile.examples} cases; {shown}")
 
-        asked = Search(lambda question: self.run(question, pair.backend), heard, self.profile)
+        asked = Search(lambda asked: self.run(asked.case, pair.backend, asked.relation), heard, self.profile)
         seed = zlib.crc32(f"{self.options.seed} {pair}".encode())
         database = self.options.database and self.options.database / pair.backend.name / pair.regime.name
         outcome = search(strategy, asked, accepts, seed=seed, database=database)
@@ -195,9 +205,11 @@ class Gate:
         return outcome
 
     def failed(self, result: Result, backend: Backend, finding: Finding | None = None) -> str:
-        """Save the repro of a failing result and write its failure panel."""
-        notes = save(result, backend, self.plan.regimes, self.options.repro_dir, device=str(self.plan.device), finding=finding)
-        return panel(result, device=str(self.plan.device), finding=finding, notes=notes)
+        """Save the repro of a failing result, explain it, and write its failure panel."""
+        regimes, device = self.plan.regimes, str(self.plan.device)
+        notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)
+        looks = look(result, backend, regimes, device=device)
+        return panel(result, device=device, finding=finding, looks=looks, notes=notes)
 
     def command(self, result: Result) -> str:
         """Give the command that replays a result."""

@@ -32,6 +32,8 @@ CHECKS = {
 }
 #: Unit roundoff of the reference; a format that is as fine has the oracle for its truth.
 FINE = FORMATS["fp32"].unit_roundoff
+#: Bytes of softmax weights that a yardstick keeps; those of more requests are worked out anew when they are asked for.
+KEPT_BYTES = 512 << 20
 #: Divides by what may be zero: a zero over it is zero, anything else is beyond every limit.
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -61,13 +63,23 @@ class Yardstick:
     live: Tensor
     #: Rows whose scores are small enough for their accuracy to be the kernel's doing, bool [B, R].
     conditioned: Tensor
-    #: Softmax weights of each request that has rows, by request.
-    weights: dict[int, Weights]
+    problem: Problem
+    #: Softmax weights of requests, as far as they fit in memory.
+    kept: dict[int, Weights]
 
-    @property
-    def rows(self) -> int:
-        """Count the rows that see a token."""
-        return int(self.live.sum())
+    def requests(self) -> list[int]:
+        """List the requests in which some row sees a token."""
+        return [int(request) for request in self.live.any(-1).nonzero()[:, 0]]
+
+    def weights(self, request: int) -> Weights:
+        """Weigh a request; what is kept of an earlier time is not worked out again."""
+        known = self.kept.get(request)
+        if known is not None:
+            return known
+        found = weigh(self.problem, request)
+        if sum(weights.size for weights in self.kept.values()) + found.size <= KEPT_BYTES:
+            self.kept[request] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +118,11 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     bound = budget(problem, regime.arithmetic)
     out = answer.out.double().reshape(batch, rows, problem.latent)
     spread = bound.spread.reshape(batch, rows)
-    live = torch.zeros(batch, rows, dtype=torch.bool, device=out.device)
-    conditioned = torch.zeros_like(live)
-    weights: dict[int, Weights] = {}
-    for request, length in enumerate(problem.lengths):
-        if length:
-            weights[request] = weigh(problem, request)
-            live[request] = weights[request].visible > 0
-            scores = weights[request].scores
-            largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
-            conditioned[request] = largest <= regime.limits.conditioned
+    seen = torch.tensor(problem.lengths)[:, None] - problem.query_tokens + 1 + torch.arange(problem.query_tokens)
+    live = (seen > 0).repeat_interleave(problem.heads, dim=1).to(out.device)
     limits = regime.limits
     lse_quantile = element_limit(int(live.sum()), limits.false_alarm)
-    return Yardstick(
+    yardstick = Yardstick(
         regime=regime,
         out=out,
         lse=answer.lse.double().reshape(batch, rows),
@@ -129,9 +133,15 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
         row_limit=row_limit(spread, limits.false_alarm, int(live.sum())),
         element_limit=element_limit(int(live.sum()) * problem.latent, limits.false_alarm),
         live=live,
-        conditioned=conditioned,
-        weights=weights,
+        conditioned=torch.zeros_like(live),
+        problem=problem,
+        kept={},
     )
+    for request in yardstick.requests():
+        scores = yardstick.weights(request).scores
+        largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
+        yardstick.conditioned[request] = largest <= limits.conditioned
+    return yardstick
 
 
 def recentre(yardstick: Yardstick, answer: Answer) -> Yardstick:
@@ -211,7 +221,8 @@ def stray(yardstick: Yardstick, certain: Answer) -> Tensor:
     Source: fp32 sums err in proportion to the magnitudes they add up, and a score's error moves its row in proportion.
     """
     strayed = torch.zeros_like(yardstick.lse)
-    for request, weights in yardstick.weights.items():
+    for request in yardstick.requests():
+        weights = yardstick.weights(request)
         unit = FINE * (1 + weights.magnitudes())
         sizes = weights.probabilities @ weights.norms().sqrt()
         certainly = certain.out[request].reshape_as(yardstick.out[request])

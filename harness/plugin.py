@@ -24,7 +24,7 @@ from harness.profiles import DEFAULT, PROFILES
 
 if TYPE_CHECKING:
     from harness.gate import Gate
-    from harness.plan import Plan
+    from harness.ledger import Line
     from harness.report.rows import Row
 
 _GATE = pytest.StashKey["Gate"]()
@@ -94,10 +94,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         gate_of(config)
 
 
-def planned(config: pytest.Config) -> Plan | None:
-    """Give the plan of the session's run, for the hooks that collect; None where it cannot be planned, which ends it later."""
+def planned(config: pytest.Config) -> Gate | None:
+    """Give the session's run, for the hooks that collect; None where it cannot be planned, which ends it later."""
     try:
-        return gate_of(config).plan
+        return gate_of(config)
     except pytest.UsageError as error:
         config.stash[_FAULT] = error
         return None
@@ -182,6 +182,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gate = gate_of(session.config)
         for pair in pairs.values():
             gate.intend(pair)
+        for pair in gate.plan.pairs:
+            if str(pair) not in pairs and (reason := gate.beyond(pair)):
+                gate.leave_out(pair, reason)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -201,14 +204,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the verdict table."""
-    found = _rows(config)
-    if not found:
+    lines = _lines(config)
+    if not lines:
         return
+    from harness.report.rows import left_out, rows
     from harness.report.terminal import table, verdict
 
     terminalreporter.section("mla-gate")
-    shared = config.stash[_RUN]
-    for line in (*table(found), "", verdict(found)):
+    shared, found = config.stash[_RUN], rows(lines)
+    for line in (*table(found), *left_out(lines), "", verdict(found)):
         terminalreporter.write_line(line)
     terminalreporter.write_line(
         f"profile {config.getoption('--profile')}, --seed {shared['seed']}, ledger {_relative(_folder(config), config)}"
@@ -230,14 +234,19 @@ def _folder(config: pytest.Config) -> Path:
 
 
 def _rows(config: pytest.Config) -> list[Row]:
+    from harness.report.rows import rows
+
+    return rows(_lines(config))
+
+
+def _lines(config: pytest.Config) -> list[Line]:
     folder = _folder(config)
     if not folder.is_dir():
         return []
     from harness.ledger import LedgerError, read_all
-    from harness.report.rows import rows
 
     try:
-        return rows(line for ledger in read_all([folder]) for line in ledger.lines)
+        return [line for ledger in read_all([folder]) for line in ledger.lines]
     except LedgerError:
         return []
 

@@ -33,13 +33,13 @@ def score(actual: Actual, yardstick: Yardstick) -> Score:
     """Score every model on a case."""
     found = Score()
     truth = torch.zeros_like(yardstick.out)
-    for request, weights in yardstick.weights.items():
+    for request in yardstick.requests():
+        weights = yardstick.weights(request)
         truth[request] = weights.sum_values(weights.probabilities)
-    for request in yardstick.weights:
-        if bool(yardstick.live[request].any()):
-            view = _view(actual, yardstick, truth, request)
-            _score_nulls(view, yardstick, found.nulls)
-            _score_sensitivities(view, actual, yardstick, found.sensitivities)
+    for request in yardstick.requests():
+        view = _view(actual, yardstick, truth, request)
+        _score_nulls(view, actual, yardstick, found.nulls)
+        _score_sensitivities(view, actual, yardstick, found.sensitivities)
     return found
 
 
@@ -47,30 +47,34 @@ def _view(actual: Actual, yardstick: Yardstick, truth: torch.Tensor, request: in
     case, arithmetic = actual.case, yardstick.regime.arithmetic
     length = case.lengths[request]
     edges = arithmetic.splits.edges(length, heads=case.heads, query_tokens=case.query_tokens, batch=case.batch)
-    weights = yardstick.weights[request]
+    weights = yardstick.weights(request)
     return View(case=case, weights=weights, out=truth, split_edges=edges[1:-1], tile=arithmetic.tile)
 
 
-def _score_nulls(view: View, yardstick: Yardstick, nulls: dict[str, str]) -> None:
+def _score_nulls(view: View, actual: Actual, yardstick: Yardstick, nulls: dict[str, str]) -> None:
     for name, model in NULLS.items():
         if nulls.get(name) == "seen":
             continue
-        state = _score_null(model, view, yardstick)
+        state = _score_null(model, view, yardstick, actual.lse is not None)
         # A request in which the model is right says nothing against one in which it passes.
         if state is not None and (state != "same" or name not in nulls):
             nulls[name] = state
 
 
-def _score_null(model: Model, view: View, yardstick: Yardstick) -> str | None:
+def _score_null(model: Model, view: View, yardstick: Yardstick, with_lse: bool) -> str | None:
     wrong = model.answer(view)
     if wrong is None:
         return None
-    request = view.weights.request
-    error, live = wrong.out - view.truth, yardstick.live[request]
-    far = error.norm(dim=-1) > yardstick.regime.limits.distinct * view.truth.norm(dim=-1)
+    request, distinct = view.weights.request, yardstick.regime.limits.distinct
+    live = yardstick.live[request]
+    error = wrong.out - view.truth
+    far = error.norm(dim=-1) > distinct * view.truth.norm(dim=-1)
+    lse_error = wrong.lse - view.weights.lse if with_lse and wrong.lse is not None else None
+    if lse_error is not None:
+        far = far | (lse_error.abs() > distinct)
     if not bool(far[live].any()):
         return "same"
-    return "seen" if bool((measure(yardstick, error, None, request).worst() > 1).any()) else "passed"
+    return "seen" if bool((measure(yardstick, error, lse_error, request).worst() > 1).any()) else "passed"
 
 
 def _score_sensitivities(view: View, actual: Actual, yardstick: Yardstick, seen: dict[str, bool]) -> None:

@@ -40,8 +40,10 @@ class Shrunk:
     case: Case
     #: The smallest case next to it that passes; None where nothing next to it was accepted and passed.
     neighbour: Case | None
-    #: What the neighbour differs in, in words: "N 64 instead of 65".
+    #: What the neighbour has instead, in words: "lengths 64 instead of 65".
     difference: str
+    #: What the other passing neighbours have instead.
+    others: tuple[str, ...] = ()
     #: Cases asked.
     asked: int
     #: Whether every neighbour was asked; False where the time ended first.
@@ -118,12 +120,14 @@ def shrink(case: Case, fails: Callable[[Case], bool | None], *, seconds: float) 
     except TimeoutError:
         complete = False
     passing = [near for near in neighbours(case) if answers.get(near) is False]
-    # The walk lists lengths, heads and query tokens before the other axes: the first to pass says most.
+    # Lengths, heads and query tokens come before the other axes; a case without a token passes whatever the kernel does.
+    passing.sort(key=lambda near: max(near.lengths) == 0)
     neighbour = passing[0] if passing else None
     return Shrunk(
         case=case,
         neighbour=neighbour,
         difference=difference(case, neighbour) if neighbour else "",
+        others=tuple(difference(case, near) for near in passing[1:]),
         asked=sum(answer is not None for answer in answers.values()) - 1,
         complete=complete,
     )

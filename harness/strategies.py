@@ -15,23 +15,20 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from harness.acceptance import Accepts, acceptance
 from harness.axes import AXES, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
-from harness.known import covering
 from harness.profiles import Profile
 from harness.regimes import Regime
 from harness.region import Numbers, Region
-
-#: Says whether a case may be asked: it lies in the regime and its backend accepts it.
-Accepts = Callable[[Case], bool]
 
 #: Where a plain case is looked for, likeliest first; for lengths the length of each request.
 _USUAL: Mapping[str, Sequence[Any]] = {
@@ -47,6 +44,8 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "lse": (True, False),
     "content": tuple(CONTENTS),
 }
+#: How many times a profile's scores the plainest case of a regime may have on a CPU.
+_FACTOR = 20
 #: Cases tried in looking for it: each costs microseconds, and a region leaves few choices.
 _TRIALS = 100_000
 
@@ -71,14 +70,6 @@ class Domain:
     query_tokens: tuple[int, ...]
     #: The axes with the values that are accepted, weighted.
     axes: tuple[Axis, ...]
-
-
-def acceptance(regime: Regime, backend: Backend, device: torch.device | str = "cpu") -> Accepts:
-    """Make the question whether a case may be asked: of the regime, accepted on the device, and not known to fail."""
-    device = torch.device(device)
-    return lambda case: (
-        case in regime.where and backend.why_not(case, device) is None and not covering(backend.name, case, regime.name)
-    )
 
 
 def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
@@ -125,6 +116,18 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
         query_tokens=allowed("query_tokens", QUERY_TOKENS) or (plain.query_tokens,),
         axes=tuple(axes),
     )
+
+
+def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
+    """Say why a regime is not for a profile on a CPU: its plainest case alone is many times what a case may be; or None."""
+    try:
+        plain = _plain_case(accepts, regime.where)
+    except NoSuchCase:
+        return None
+    scores = plain.heads * plain.query_tokens * sum(plain.lengths)
+    if scores <= _FACTOR * profile.scores:
+        return None
+    return f"its plainest case has {scores} scores, and a case of profile {profile.name} about {profile.scores} at most"
 
 
 def cases(regime: Regime, profile: Profile, backend: Backend, device: torch.device | str = "cpu") -> st.SearchStrategy[Case]:

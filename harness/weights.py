@@ -44,6 +44,12 @@ class Weights:
     probabilities: Tensor
 
     @property
+    def size(self) -> int:
+        """Count the bytes of its tensors."""
+        tensors = (self.query, self.rows, self.scores, self.probabilities)
+        return sum(part.numel() * part.element_size() for part in tensors if part is not None)
+
+    @property
     def length(self) -> int:
         """N."""
         return self.problem.lengths[self.request]
@@ -58,17 +64,12 @@ class Weights:
             yield start, stop, _decode(self.problem, self.request, start, stop)
 
     def sum_values(self, weights: Tensor) -> Tensor:
-        """Sum V over tokens: fp32 weights [M, N] to [M, L], scale applied."""
+        """Sum V over tokens: fp64 weights [M, N] to [M, L], scale applied."""
         latent, scale = self.problem.latent, self.problem.cache_scale
         total = weights.new_zeros(weights.shape[0], latent)
         for start, stop, rows in self.pieces():
             total.addmm_(weights[:, start:stop], rows[:, :latent], alpha=scale)
         return total
-
-    def along(self, vectors: Tensor) -> Tensor:
-        """Multiply every V by vectors: fp64 [M, L] to [M, N], scale applied."""
-        latent, scale = self.problem.latent, self.problem.cache_scale
-        return torch.cat([vectors @ rows[:, :latent].T for _, _, rows in self.pieces()], dim=1).mul_(scale)
 
     def magnitudes(self) -> Tensor:
         """Find the largest sum of magnitudes among a row's scores: max_j of factor · Σ_d |q_d k_jd|, fp64 [R]."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import harness.judge as judging
+import harness.measure as measuring
 from harness.backends.protocol import EMPTY_ROWS, Output
 from harness.case import CONTENTS, Case
 from harness.inputs import Inputs, make_inputs
@@ -284,3 +285,9 @@ def test_a_verdict_that_contradicts_itself_is_refused(kind: str, fault: str | No
     with pytest.raises(ValueError, match=r"verdict is one of|FAIL has one of"):
         Verdict(kind=kind, fault=fault, message="")
     assert "FAIL" in KINDS
+
+
+def test_weights_that_do_not_fit_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = judge(*answered(CASE), REGIME).measurements
+    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
+    assert judge(*answered(CASE), REGIME).measurements == whole

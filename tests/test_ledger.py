@@ -15,7 +15,7 @@ import pytest
 
 from harness.case import Case
 from harness.ledger import VERSION, LedgerError, Writer, number, plain, read, read_all, result_line
-from harness.report.rows import CONTRACT, rows
+from harness.report.rows import CONTRACT, left_out, rows
 from harness.report.terminal import table, verdict
 from harness.run import Result
 from harness.verdict import Measurements, Verdict
@@ -183,7 +183,7 @@ def test_the_table_says_everything_a_row_knows(tmp_path: Path) -> None:
     )
     found = rows(read(path).lines)
     text = "\n".join(table(found))
-    for said in ("backend", "b", "r", "2 (+1 not run)", "50.0%", "0.50 row", "newest", "0.8 s", "PASS"):
+    for said in ("backend", "b", "r", "2 (+1 not run)", "50.0%", "0.5 row", "newest", "0.8 s", "PASS"):
         assert said in text
     assert "PASS, 2 cases" in verdict(found)
 
@@ -199,6 +199,16 @@ def test_ledgers_of_several_processes_are_one_table(tmp_path: Path) -> None:
         write(tmp_path / f"{name}.jsonl", (result(), "search"))
     (row,) = rows(line for ledger in read_all([tmp_path]) for line in ledger.lines)
     assert row.executed == 2
+
+
+def test_what_a_run_left_out_is_said_once(tmp_path: Path) -> None:
+    for name in ("gw0", "gw1"):
+        writer = Writer(tmp_path / f"{name}.jsonl", {})
+        writer.write("beyond", backend="b", regime="r", reason="too large")
+        writer.close()
+    lines = [line for ledger in read_all([tmp_path]) for line in ledger.lines]
+    assert left_out(lines) == ["not gated: b × r: too large"]
+    assert rows(lines) == []
 
 
 def test_every_line_is_one_json_object(tmp_path: Path) -> None:

@@ -86,6 +86,13 @@ def test_the_time_limit_ends_the_walk_with_what_it_has() -> None:
     assert max(walk.case.lengths) >= 70
 
 
+def test_a_neighbour_that_asks_nothing_of_the_kernel_is_named_last() -> None:
+    walk = shrink(BIG, lambda case: case.cache_scale != 1.0 and max(case.lengths) > 0, seconds=10)
+    assert walk.case == Case(heads=1, lengths=(1,), cache_format="e4m3fn", cache_scale=0.37)
+    assert walk.difference == "cache scale 1.0 instead of 0.37"
+    assert walk.others == ("lengths 0 instead of 1",)
+
+
 def test_no_passing_neighbour_is_said_to_be_none() -> None:
     walk = shrink(BIG, lambda case: True, seconds=10)
     assert walk.neighbour is None

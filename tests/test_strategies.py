@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from harness.case import CONTENTS, Case
 from harness.plan import Pair
 from harness.profiles import PROFILES
 from harness.regimes import load
-from harness.strategies import NoSuchCase, acceptance, cases, domain
+from harness.strategies import NoSuchCase, acceptance, beyond, cases, domain
 from tests.stubs import make, write_regimes
 
 CPU = torch.device("cpu")
@@ -171,6 +172,10 @@ def test_a_regime_that_needs_many_long_requests_is_entered(tmp_path: Path) -> No
     path = tmp_path / "wide.toml"
     path.write_text(text)
     pair = Pair(backend=make("python:tests.stubs:right"), regime=load(path).named("few-heads"))
+    accepts = acceptance(pair.regime, pair.backend)
+    assert beyond(pair.regime, SMOKE, accepts) is None
+    tiny = dataclasses.replace(SMOKE, scores=100)
+    assert "scores" in str(beyond(pair.regime, tiny, accepts))
     made = draw(pair, 20)
     assert made
     assert all(case.batch == 64 and min(case.lengths) >= 200 for case in made)

@@ -8,7 +8,7 @@ Rules kept here:
 2. On a CPU the kernels are those that gfx950 would run, launch sizes included.
 3. Kernels are replaced by their interpreted selves inside a context only, in the modules of one version only.
 4. Empty rows are undefined: all three divide by a sum of zero, and one by a tile count of zero.
-5. On a GPU that is not AMD's, tuning names that its compiler does not know are left out of the configuration.
+5. On a GPU that is not AMD's, launch options that its compiler does not know are left out; AITER passes them always.
 
 Source: ``aiter/ops/triton/attention`` of AITER; Triton's interpreter, ``harness/emulation/interpreter.py``.
 """
@@ -29,6 +29,8 @@ from harness.backends.protocol import Capabilities, NotInstalled, Output, Unsupp
 from harness.case import Case
 from harness.inputs import Inputs
 
+#: Launch options that only Triton's AMD backend knows.
+_FOREIGN_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 #: The rope kernel's configuration on a GPU that is not AMD's; AITER ships none for it.
 _FOREIGN_ROPE = {
     "fwd_grouped_kernel_stage1_rope": {"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 1},
@@ -113,7 +115,8 @@ class AiterTriton:
                 with self._path(modules), _interpreted(modules):
                     function(**given)
             else:
-                function(**given)
+                with nullcontext() if torch.version.hip is not None else _without_foreign_options():
+                    function(**given)
         return Output(
             out=inputs.out,
             lse=self.entry.lse(inputs, given),
@@ -124,6 +127,24 @@ class AiterTriton:
                 "mode": "interpreted" if on_cpu else "native",
             },
         )
+
+
+@contextmanager
+def _without_foreign_options() -> Iterator[None]:
+    """Leave AMD's launch options out of every launch: Triton refuses them on other GPUs."""
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.run
+
+    def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        kept = {name: value for name, value in keywords.items() if name not in _FOREIGN_OPTIONS or name in self.arg_names}
+        return original(self, *arguments, **kept)
+
+    JITFunction.run = run
+    try:
+        yield
+    finally:
+        JITFunction.run = original
 
 
 @contextmanager

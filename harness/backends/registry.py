@@ -57,6 +57,7 @@ ENTRIES: Mapping[str, Entry] = {
     "aiter-gluon": Entry(
         module="harness.backends.aiter_gluon",
         about="AITER's Gluon MLA decode, unmodified; on a CPU by emulation",
+        default=True,
     ),
     "aiter-asm-np": Entry(
         module="harness.backends.aiter_asm",

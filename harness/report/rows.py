@@ -79,6 +79,12 @@ def rows(lines: Iterable[Line]) -> list[Row]:
     return sorted(found, key=lambda row: (backends.index(row.backend), row.regime == CONTRACT))
 
 
+def left_out(lines: Iterable[Line]) -> list[str]:
+    """Say which regimes of which backends a run left out, and why; each once, however many processes say so."""
+    said = (f"not gated: {line['backend']} × {line['regime']}: {line['reason']}" for line in lines if line["kind"] == "beyond")
+    return list(dict.fromkeys(said))
+
+
 def _regime(line: Line) -> str:
     return CONTRACT if line.get("phase") == "contract" else line["regime"] or NONE
 

@@ -45,7 +45,7 @@ def verdict(found: Sequence[Row]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     contract = row.regime == CONTRACT
     share = f"{row.untrusted / row.executed:.1%}" if row.executed else "–"
-    worst = f"{row.worst:.2f} {row.metric}" if row.metric else "–"
+    worst = f"{row.worst:.3g} {row.metric}" if row.metric else "–"
     cases = f"{row.executed}" + (f" (+{row.unrun} not run)" if row.unrun else "")
     never = ", ".join(row.unseen) if row.unseen else ("–" if contract or not row.seen else "none")
     return (

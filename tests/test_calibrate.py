@@ -1,0 +1,56 @@
+"""Calibration tells what was measured, and names what failed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from harness.backends import registry
+from harness.calibrate import LINES, Calibration, calibrate, main
+from harness.profiles import PROFILES
+from harness.regimes import load
+from tests.faulty import make
+
+RULES = load(Path(__file__).parent / "faulty.toml")
+SMALL = dataclasses.replace(PROFILES["smoke"], longest=40, tokens=60, heads=4, scores=400)
+
+
+def found(name: str, examples: int = 12, *, strays: bool = False) -> Calibration:
+    backend = make(f"python:tests.faulty:{name}")
+    return calibrate(backend, RULES.rows[0], RULES, SMALL, examples=examples, with_strays=strays)
+
+
+def test_a_right_backend_has_a_line_for_everything_measured() -> None:
+    right = found("right", strays=True)
+    table = right.table()
+    assert len(right.results) == 12
+    assert all(line in table for line in LINES)
+    assert "reference / oracle" in table and "furthest from the oracle" in table
+    assert "furthest in row" in table and "seen: newest-dropped" in table
+    assert "FAIL" not in table
+
+
+def test_the_same_seed_gives_the_same_cases() -> None:
+    assert [one.case for one in found("right").results] == [one.case for one in found("right").results]
+
+
+def test_a_wrong_backend_is_counted_and_named() -> None:
+    wrong = found("write-cache")
+    table = wrong.table()
+    failed = [result for result in wrong.results if result.verdict.kind == "FAIL"]
+    assert failed
+    assert all(str(result.case) in table for result in failed)
+
+
+def test_the_command_line_says_which_backend_is_unknown() -> None:
+    with pytest.raises(registry.UnknownBackend, match="torch-sdap"):
+        main(["--backend", "torch-sdap", "--cases", "1"])
+
+
+def test_the_command_line_prints_a_table_and_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--backend", "torch-sdpa", "--cases", "3", "--seed", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert "torch-sdpa in sdpa-fp32: 3 cases" in printed
+    assert "seed 7, profile smoke, cpu" in printed
