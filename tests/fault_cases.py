@@ -37,7 +37,8 @@ def spread(count: int, seed: int = 1) -> list[Case]:
     ]
     # Rows past 2^31 and 2^32 bytes, page ids past 2^16 and 2^24.
     pools = ((70_000, 1, "bf16"), (4_000_000, 16, "bf16"), (4_000_000, 1, "e4m3fn"), (17_000_000, 1, "e4m3fn"))
-    return cases + [
+    long = Case(heads=2, lengths=(300,), cache_format="e4m3fn", content="edges", page_size=64)  # three tiles a split
+    return [*cases, long] + [
         Case(heads=3, lengths=(40, 70), page_size=size, cache_format=name, placement="high", pool_rows=rows)
         for rows, size, name in pools
     ]
