@@ -256,6 +256,19 @@ def typecheck(session: nox.Session) -> None:
     session.run("python", "-m", "mypy", *session.posargs)
 
 
+@nox.session(name="compile")
+def compile_kernels(session: nox.Session) -> None:
+    """Compile every kernel variant for gfx950, without a GPU, and print registers, LDS and spills.
+
+    nox -s compile                                                  the embedded kernels
+    nox -s compile -- --backend aiter-gluon --aiter-source DIR      a checkout of AITER
+    nox -s compile -- --backend aiter-gluon --output base.json      keep the table
+    nox -s compile -- --backend aiter-gluon --baseline base.json    fail on registers newly spilled
+    """
+    env = set_up(session, "triton")
+    session.run("python", "-m", "harness.compile", *session.posargs, env=env | {"TRITON_INTERPRET": None})
+
+
 @nox.session
 def detect(session: nox.Session) -> None:
     """Put every known mistake before the gate and print which are caught, and how small they become.
@@ -276,16 +289,3 @@ def bench(session: nox.Session) -> None:
     """
     env = set_up(session, "triton")
     session.run("python", "-m", "harness.bench", *session.posargs, env=env)
-
-
-@nox.session(name="compile")
-def compile_kernels(session: nox.Session) -> None:
-    """Compile kernel variants for gfx950 without a GPU: registers, spills, scratch, LDS, code size.
-
-    nox -s compile                                                       the embedded kernels
-    nox -s compile -- --backend aiter-gluon --aiter-source DIR           an AITER checkout
-    nox -s compile -- --backend aiter-gluon --output base.json           keep the table
-    nox -s compile -- --backend aiter-gluon --baseline base.json         fail on new spills against it
-    """
-    env = set_up(session, "triton") | {"TRITON_INTERPRET": "0"}
-    session.run("python", "-m", "harness.compile", *session.posargs, env=env)

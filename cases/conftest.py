@@ -6,6 +6,7 @@ import pytest
 
 from cases.pins import Pin, pinned
 from harness.backends.protocol import Backend
+from harness.graphs import why_not_graph
 from harness.known import KnownFailure, covering, known_failures, wholly_known
 from harness.plan import Plan
 from harness.plugin import planned
@@ -15,12 +16,12 @@ from harness.regimes import NoRegime
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each test its pairs of backend and regime, its backends, or its pinned cases."""
-    wanted = set(metafunc.fixturenames)
-    if not wanted & {"pair", "backend", "pin", "known"}:
+    wanted = set(metafunc.fixturenames) & {"pair", "graphed", "backend", "pin", "known"}
+    if not wanted:
         return
     gate = planned(metafunc.config)
     if gate is None:
-        metafunc.parametrize(tuple(wanted & {"pair", "backend", "pin", "known"}), [])
+        metafunc.parametrize(tuple(wanted), [])
         return
     plan = gate.plan
     if "known" in wanted:
@@ -30,6 +31,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         whole = [pair for pair in plan.pairs if wholly_known(pair.backend.name, pair.regime.name) is None]
         asked = [pair for pair in whole if gate.beyond(pair) is None]
         metafunc.parametrize("pair", asked, ids=str)
+    elif "graphed" in wanted:
+        # Where none can be captured the table says so; a test that asks nothing would look green.
+        asked = [pair for pair in plan.pairs if why_not_graph(pair.backend, plan.device) is None]
+        asked = [pair for pair in asked if wholly_known(pair.backend.name, pair.regime.name) is None]
+        metafunc.parametrize("graphed", asked, ids=str)
     elif "pin" in wanted:
         asked = [(backend, pin) for backend in plan.backends for pin in pinned() if _asked(plan, backend, pin)]
         metafunc.parametrize(("backend", "pin"), asked, ids=[f"{backend.name}-{pin.name}" for backend, pin in asked])

@@ -3,7 +3,9 @@
 1. A page holds T token slots; slot = page * T + offset. ``Placement.slots`` is the truth's own map; the kernel gets tables.
 2. Except under "identity" page 0 is dead: a masked lane that falls back to slot 0 reads poison.
 3. Unused table entries hold ids that no pool has (int32 max, -1, the first id past the pool, by turns).
-4. Placement draws from Philox by (seed, stream): the same case has the same pages everywhere.
+4. Under "straddling" live pages lie below, across and above each line that the pool spans (``lines``); in a pool that spans
+   none, around its middle.
+5. Placement draws from Philox by (seed, stream): the same case has the same pages everywhere.
 
 Source: vLLM and SGLang block tables; the field faults of kinds C, D and A (page geometry, tables, offsets).
 """
@@ -16,7 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.case import Case
+from references.formats import FORMATS
 
+#: Bytes and elements of a pool, and page ids, that outgrow a signed or an unsigned type of 32 bits, or one of 16 or 24.
+BYTE_LINES, ELEMENT_LINES, PAGE_LINES = (1 << 31, 1 << 32), (1 << 31, 1 << 32), (1 << 16, 1 << 24)
 #: A scattered pool has this many times the pages it needs.
 SCATTER = 4
 
@@ -60,6 +65,8 @@ def place(case: Case) -> Placement:
         ids = np.arange(needed, dtype=np.int64)
     elif case.placement == "high":
         ids = np.arange(pages - needed, pages, dtype=np.int64)[permutation(stream(case.seed, _PAGES), needed)]
+    elif case.placement == "straddling":
+        ids = _around_lines(case, needed, pages)[permutation(stream(case.seed, _PAGES), needed)]
     elif case.placement == "scattered":
         # Spread over the whole pool without listing it: one page in each of `needed` equal spans.
         span = (pages - 1) // max(needed, 1)
@@ -78,6 +85,29 @@ def place(case: Case) -> Placement:
         for table, length in zip(tables, case.lengths, strict=True)
     ]
     return Placement(pages=pages, tables=tuple(tables), slots=np.concatenate(slots))
+
+
+def lines(case: Case) -> list[int]:
+    """List the pages across which the lines lie that a case's pool spans, ascending."""
+    size, pages = FORMATS[case.cache_format].storage.itemsize, pool_pages(case)
+    page = case.page_size * (case.width + case.token_padding) + case.page_padding
+    across = {line // (page * size) for line in BYTE_LINES} | {line // page for line in ELEMENT_LINES} | set(PAGE_LINES)
+    return sorted(line for line in across if 1 < line < pages - 1)
+
+
+def _around_lines(case: Case, needed: int, pages: int) -> NDArray[np.int64]:
+    """Choose the pages nearest to the lines, one about each line by turns; int64 [needed]."""
+    across = np.array(lines(case) or [(pages + 1) // 2], np.int64)
+    reach = -(-needed // len(across))
+    while True:
+        steps = np.arange(reach + 1, dtype=np.int64)
+        steps = np.stack([steps, -steps], axis=1).reshape(-1)[1:]  # 0, 0, 1, -1, ... without the second 0
+        ids = (across + steps[:, None]).reshape(-1)
+        ids = ids[(ids > 0) & (ids < pages)]
+        first = np.sort(np.unique(ids, return_index=True)[1])[:needed]
+        if len(first) == needed:
+            return np.asarray(ids[first])
+        reach *= 2
 
 
 def _page_counts(case: Case) -> tuple[list[int], list[int]]:

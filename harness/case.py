@@ -39,7 +39,7 @@ CONTENTS: Mapping[str, str] = {
     "edges": "the largest, smallest, subnormal and signed-zero codes of the cache format among moderate ones",
 }
 TABLES = ("padded", "ragged")
-PLACEMENTS = ("identity", "permuted", "scattered", "high", "shared")
+PLACEMENTS = ("identity", "permuted", "scattered", "high", "shared", "straddling")
 QUERY_LAYOUTS = ("split", "fused", "transposed")
 POISONS = ("nan", "large")
 
@@ -133,7 +133,8 @@ class Case:
     table: str = "padded"
     #: Columns of a padded table beyond the pages of the longest request.
     table_padding: int = 0
-    #: Where pages lie in the pool: in order from 0; permuted; scattered over a larger pool; at its end; shared prefixes.
+    #: Where pages lie in the pool: in order from 0; permuted; scattered over a larger pool; at its end; shared prefixes;
+    #: around the lines at which offsets and page ids outgrow a type.
     placement: str = "identity"
     #: Token slots that the pool has at least; 0 for as many as the placement needs.
     pool_rows: int = 0

@@ -81,17 +81,14 @@ def shrink(given: Any) -> int:
 @contextmanager
 def _runner(given: Any, relation: str | None, backend: Backend, plan: Plan) -> Iterator[Callable[[Case], Result]]:
     """Make what runs a case: a child process that may be lost, or this process where that was asked for."""
-    from harness.relations import run_relation
-    from harness.run import run_case
+    from harness.answer import answer
     from harness.worker import Worker
 
     if given.isolation == "worker":
         with Worker(device=str(plan.device), regimes=given.regimes_file) as worker:
             yield lambda case: worker.run(case, backend.name, relation)
-    elif relation is not None:
-        yield lambda case: run_relation(case, relation, backend, plan.regimes, device=plan.device)
     else:
-        yield lambda case: run_case(case, backend, plan.regimes, device=plan.device)
+        yield lambda case: answer(case, relation, backend, plan.regimes, device=plan.device)
 
 
 def _asked(given: Any) -> tuple[Case, str | None, Backend, Plan]:

@@ -19,19 +19,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from harness.acceptance import acceptance
+from harness.answer import answer
 from harness.backends.protocol import Backend
 from harness.case import Case
 from harness.environment import environment
+from harness.graphs import why_not_graph
 from harness.ledger import Writer, result_line
 from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import load
-from harness.relations import run_relation
 from harness.report.failure import look, panel
 from harness.repro import replay_command, save
-from harness.run import Result, run_case
-from harness.search import EXECUTED, Finding, Outcome, Search, questions, search
-from harness.strategies import acceptance, beyond, cases
+from harness.run import Result
+from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
+from harness.strategies import beyond, cases
 from harness.worker import Worker
 
 #: Seconds between two lines of progress.
@@ -64,6 +68,8 @@ class Options:
     database: Path | None = None
     #: Name of this process's ledger.
     process: str = "main"
+    #: Processes of the run.
+    processes: int = 1
     #: "worker": cases run in a child process that may be lost; "off": in this one.
     isolation: str = "worker"
 
@@ -104,7 +110,7 @@ class Gate:
             "profile": self.options.profile,
             "seed": self.options.seed,
             "process": self.options.process,
-            "environment": environment(str(self.plan.device)),
+            "environment": environment(self.device),
         }
         try:
             return Writer(self.options.run_dir / f"{self.options.process}.jsonl", header)
@@ -134,13 +140,32 @@ class Gate:
     def _run(self, case: Case, relation: str | None, backend: Backend) -> Result:
         if self.options.isolation == "worker":
             return self._worker.run(case, backend.name, relation)
-        if relation is not None:
-            return run_relation(case, relation, backend, self.plan.regimes, device=self.plan.device)
-        return run_case(case, backend, self.plan.regimes, device=self.plan.device)
+        return answer(case, relation, backend, self.plan.regimes, device=self.device)
 
     @cached_property
     def _worker(self) -> Worker:
-        return Worker(device=str(self.plan.device), regimes=self.options.regimes_file)
+        return Worker(device=self.device, share=1 / self._sharing, regimes=self.options.regimes_file)
+
+    @property
+    def device(self) -> str:
+        """Name this process's device: the one asked for by index, else the GPUs by turns, one a process."""
+        device = self.plan.device
+        if device.type != "cuda" or device.index is not None:
+            return str(device)
+        return f"cuda:{self._turn % torch.cuda.device_count()}"
+
+    @property
+    def _turn(self) -> int:
+        """Number this process among those of pytest-xdist, which calls them gw0, gw1, ..."""
+        return int("0" + "".join(mark for mark in self.options.process if mark.isdigit()))
+
+    @property
+    def _sharing(self) -> int:
+        """Count the processes that share this one's GPU."""
+        if self.plan.device.type != "cuda":
+            return 1
+        gpus = 1 if self.plan.device.index is not None else torch.cuda.device_count()
+        return -(-self.options.processes // gpus)
 
     def record(self, result: Result, phase: str) -> None:
         """Write a result to the ledger."""
@@ -159,17 +184,26 @@ class Gate:
     def intend(self, pair: Pair) -> None:
         """Write down that a pair will be gated, so that one that never is shows in the table."""
         demanding = self.profile.demands_sensitivities
-        self.ledger.write("planned", backend=pair.backend.name, regime=pair.regime.name, demanding=demanding)
+        graphs = why_not_graph(pair.backend, self.plan.device)
+        self.ledger.write(
+            "planned", backend=pair.backend.name, regime=pair.regime.name, demanding=demanding, no_graphs=graphs
+        )
 
-    def search(self, pair: Pair) -> Outcome:
-        """Search a pair for failing cases.
+    def search(self, pair: Pair, relation: str | None = None) -> Outcome:
+        """Search a pair for failing cases; ``relation`` asks all of them for that one, such as GRAPH.
 
         Raises:
             NoSuchCase: if no case of the regime lies in the backend's contract.
         """
         device, name = self.plan.device, f"{pair.backend.name} × {pair.regime.name}"
         accepts = acceptance(pair.regime, pair.backend, device)
-        strategy = questions(cases(pair.regime, self.profile, pair.backend, device), self.profile)
+        seed = zlib.crc32(" ".join(filter(None, (str(self.options.seed), str(pair), relation))).encode())
+        profile = self.profile if relation is None else dataclasses.replace(self.profile, examples=self.profile.graphs)
+        drawn = cases(pair.regime, self.profile, pair.backend, device, seed=seed)
+        if relation is None:
+            strategy = questions(drawn, profile)
+        else:
+            strategy = drawn.map(lambda case: Question(case=case, relation=relation))
         counts: dict[str, int] = {}
 
         def heard(result: Result, phase: str) -> None:
@@ -180,10 +214,9 @@ class Gate:
                 self._next_word = time.monotonic() + PROGRESS_SECONDS
                 done = sum(count for kind, count in counts.items() if kind in EXECUTED)
                 shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-                self._say(f"mla-gate: {name}: {done} of {self.profile.examples} cases; {shown}")
+                self._say(f"mla-gate: {name}: {done} of {profile.examples} cases; {shown}")
 
-        asked = Search(lambda asked: self.run(asked.case, pair.backend, asked.relation), heard, self.profile)
-        seed = zlib.crc32(f"{self.options.seed} {pair}".encode())
+        asked = Search(lambda asked: self.run(asked.case, pair.backend, asked.relation), heard, profile)
         database = self.options.database and self.options.database / pair.backend.name / pair.regime.name
         outcome = search(strategy, asked, accepts, seed=seed, database=database)
         for finding in outcome.findings:

@@ -4,6 +4,7 @@
 2. A kernel owns its outputs and nothing else. Around every buffer lie guard bands; dead slots, page tails, paddings, page 0
    and whatever a fused tensor holds beside the query are poison; outputs begin as NaN.
 3. A pool above 64 MiB on the host is mapped lazily: poison then lies on the live pages, their neighbours and page 0 only.
+   On a GPU all of it is poison. Either way only those pages are compared afterwards.
 4. ``slots`` is the truth's own map of the pool. A backend reads the tables.
 
 Source: the layouts are vLLM's and SGLang's: nope as a bmm leaves it, rope as a slice of the un-absorbed query.
@@ -192,8 +193,11 @@ def _check_memory(case: Case, device: torch.device) -> None:
     row = (case.width + case.token_padding) * FORMATS[case.cache_format].storage.itemsize
     tokens = sum(case.lengths)
     pool = row * case.page_size * pool_pages(case)
-    if device.type == "cpu" and pool > LAZY_BYTES:  # live pages, their two neighbours, and copies of them
-        pool = min(2 * pool, 6 * row * (tokens + case.batch * case.page_size))
+    if pool <= LAZY_BYTES:
+        pool *= 3  # its copy, and another while they are compared
+    else:  # the copies are of the live pages and their neighbours
+        live = 3 * row * (tokens + case.batch * case.page_size)
+        pool = 2 * live + min(pool, live if device.type == "cpu" else pool)
     # Slots and their copies; the truth works on streamed pieces, with partial results in fp64.
     needed = pool + 32 * tokens + 32 * case.batch * case.query_tokens * case.heads * case.latent
     free = free_bytes(device)
@@ -267,16 +271,15 @@ def _fill_pool(
     page = size * row + case.page_padding
     pool = arena.allocate("cache", placement.pages * page, known.storage)
     bits, poison = _bits(pool), _poison(case, case.cache_format)
-    if arena.device.type == "cpu" and pool.numel() * pool.element_size() > LAZY_BYTES:
+    if pool.numel() * pool.element_size() > LAZY_BYTES:
         live = placement.live_pages
-        near = np.unique(np.concatenate([[0], live - 1, live, live + 1]))
-        near = near[(near >= 0) & (near < placement.pages)]
-        runs = np.split(near, np.flatnonzero(np.diff(near) > 1) + 1)
-        parts = [(int(run[0]) * page, int(run[-1] + 1) * page) for run in runs]
-        for start, stop in parts:
-            bits[start:stop] = poison
-        width = pool.element_size()
-        arena.watch_only("cache", [(start * width, (stop - start) * width) for start, stop in parts])
+        around = np.unique(np.concatenate([[0], live - 1, live, live + 1]))
+        near = torch.from_numpy(around[(around >= 0) & (around < placement.pages)])
+        if arena.device.type == "cpu":
+            bits.view(placement.pages, page).index_fill_(0, near, poison)
+        else:
+            bits.fill_(poison)
+        arena.watch_rows("cache", page * pool.element_size(), near)
     else:
         bits.fill_(poison)
     cells = bits.as_strided((placement.pages, size, case.width), (page, row, 1))

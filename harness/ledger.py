@@ -115,6 +115,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         "measurements": plain(verdict.measurements),
         "seconds": round(result.seconds, 6),
         "run_seconds": round(result.run_seconds, 6),
+        "compiled": result.compiled,
         "what_ran": dict(result.what_ran),
     }
 

@@ -3,9 +3,12 @@
 1. Every buffer a kernel is given lies between two guard bands. Their bytes are NaN in every float format, and an absurd
    index in every integer one.
 2. Outputs begin as a NaN that no arithmetic produces, so "not written" differs from "wrote NaN".
-3. Inputs are compared bit for bit with a copy made before the run. Of a pool too large to copy only the rows that lie in
-   memory are compared; the rest was never touched by us, and reading it costs nothing.
-4. Large pools are mapped lazily: a row that nobody touches takes no memory.
+3. Inputs are compared bit for bit with a copy made before the run. Of a large pool only the live pages and their neighbours
+   are compared: a copy of the rest would take as much again.
+4. On the host large pools are mapped lazily: a row that nobody touches takes no memory. A GPU has no such memory; there a
+   process takes no more than its share, and what it lacks is said before anything is run.
+5. A run that touched nothing it does not own is found to be so in two reductions, whatever the number of buffers: each
+   answer read back from a GPU waits for it.
 
 Source: the catalogue of field faults in ``docs/why.md``; the guard bands follow FlashMLA's and tokenspeed's tests.
 """
@@ -13,8 +16,7 @@ Source: the catalogue of field faults in ``docs/why.md``; the guard bands follow
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,10 +25,12 @@ from torch import Tensor
 GUARD_BYTES = 4096
 #: Fills guards and outputs: all bits set is a NaN in bf16, fp16, fp32, e4m3fn and e5m2, and -1 in an integer.
 GUARD_BYTE = 0xFF
-#: Above this many bytes on the host a buffer is mapped lazily and compared by rows, not as a whole.
+#: Above this many bytes a pool is compared by rows, not as a whole, and on the host mapped lazily.
 LAZY_BYTES = 64 << 20
 #: mmap(2)'s flag on Linux; Python names it from 3.13 on.
 _MAP_NORESERVE = 0x4000
+#: Share of each GPU's memory that this process may take, by index; all of it where none is set.
+_SHARES: dict[int, float] = {}
 
 
 class NotEnoughMemory(MemoryError):
@@ -45,21 +49,47 @@ class Violation:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class _Buffer:
     name: str
     whole: Tensor  # uint8, guards included
-    start: int
     size: int
-    #: Byte offsets (start, size) of the parts to compare; None for an output.
-    watched: list[tuple[int, int]] | None
-    copies: list[Tensor] = field(default_factory=list)
+    #: Whether the kernel may write to it.
+    output: bool
+    #: Bytes of a row, and the rows to compare, int64; None where all of it is compared.
+    rows: tuple[int, Tensor] | None = None
+
+    @property
+    def payload(self) -> Tensor:
+        return self.whole[GUARD_BYTES : GUARD_BYTES + self.size]
+
+    @property
+    def bands(self) -> tuple[Tensor, Tensor]:
+        return self.whole[:GUARD_BYTES], self.whole[GUARD_BYTES + self.size :]
+
+    def watched(self) -> Tensor:
+        """Gather the bytes to compare, uint8 [n]."""
+        if self.rows is None:
+            return self.payload
+        width, rows = self.rows
+        return self.payload.view(-1, width).index_select(0, rows).view(-1)
+
+
+def limit_device_memory(device: torch.device | str, share: float) -> None:
+    """Let this process take no more than a share of a GPU's memory."""
+    index = torch.device(device).index or 0
+    torch.cuda.set_per_process_memory_fraction(share, index)
+    _SHARES[index] = share
 
 
 def free_bytes(device: torch.device) -> int:
     """Tell how many bytes may still be taken on a device."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        index = device.index or 0
+        free, total = torch.cuda.mem_get_info(index)
+        taken = torch.cuda.memory_allocated(index)
+        # What torch keeps for itself and does not use it gives back when memory runs short.
+        return int(min(free + torch.cuda.memory_reserved(index) - taken, _SHARES.get(index, 1.0) * total - taken))
     with open("/proc/meminfo", encoding="ascii") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
@@ -72,7 +102,8 @@ class Arena:
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
-        self._buffers: list[_Buffer] = []
+        self._buffers: dict[str, _Buffer] = {}
+        self._copy: Tensor | None = None
 
     def allocate(self, name: str, count: int, dtype: torch.dtype, *, output: bool = False) -> Tensor:
         """Allocate a guarded buffer.
@@ -98,32 +129,63 @@ class Arena:
             whole = _map(name, total)
         else:
             whole = torch.empty(total, dtype=torch.uint8, device=self.device)
-        whole[:GUARD_BYTES] = GUARD_BYTE
-        whole[GUARD_BYTES + size :] = GUARD_BYTE
-        payload = whole[GUARD_BYTES : GUARD_BYTES + size]
+        buffer = self._buffers[name] = _Buffer(name=name, whole=whole, size=size, output=output)
+        for band in buffer.bands:
+            band.fill_(GUARD_BYTE)
         if output:
-            payload.fill_(GUARD_BYTE)
-        watched = None if output else [(0, size)]
-        self._buffers.append(_Buffer(name=name, whole=whole, start=GUARD_BYTES, size=size, watched=watched))
-        return payload.view(dtype)
+            buffer.payload.fill_(GUARD_BYTE)
+        return buffer.payload.view(dtype)
 
-    def watch_only(self, name: str, parts: Sequence[tuple[int, int]]) -> None:
-        """Compare only these (byte offset, size) parts of a buffer: the rest of it is not in memory."""
-        buffer = next(buffer for buffer in self._buffers if buffer.name == name)
-        assert buffer.watched is not None, f"{name} is an output"
-        buffer.watched[:] = parts
+    def watch_rows(self, name: str, width: int, rows: Tensor) -> None:
+        """Compare only some rows of a buffer: the rest of it is not in memory, or is too much to copy.
+
+        Args:
+            name: the buffer.
+            width: bytes of a row; the buffer is a whole number of them.
+            rows: which, int64 [n].
+        """
+        self._buffers[name].rows = (width, rows.to(self.device))
+
+    def take(self, other: Arena) -> None:
+        """Overwrite every input with another arena's of the same name, in place, and make the outputs NaN again.
+
+        An input that is longer here keeps what lies past the other's end; both are then sealed anew.
+
+        Raises:
+            ValueError: if one is shorter here.
+        """
+        for name, buffer in self._buffers.items():
+            if buffer.output:
+                buffer.payload.fill_(GUARD_BYTE)
+                continue
+            given = other._buffers[name]
+            if given.size > buffer.size:
+                raise ValueError(f"{name} has {given.size} bytes, and only {buffer.size} have room")
+            buffer.payload[: given.size].copy_(given.payload)
+            if given.rows is not None or buffer.rows is not None:
+                buffer.rows = given.rows
+        self.seal()
 
     def seal(self) -> None:
         """Copy what a run must leave as it is."""
-        for buffer in self._buffers:
-            if buffer.watched is not None:
-                buffer.copies[:] = [_part(buffer, part).clone() for part in buffer.watched]
+        watched = [buffer.watched() for buffer in self._buffers.values() if not buffer.output]
+        self._copy = torch.cat(watched) if watched else None
 
     def violations(self) -> list[Violation]:
         """Find what the run touched and does not own: guard bands, and inputs since ``seal``."""
+        buffers = list(self._buffers.values())
         found = []
-        for buffer in self._buffers:
-            found += _touched_guards(buffer) + _changed_parts(buffer)
+        bands = torch.cat([band for buffer in buffers for band in buffer.bands])
+        if bool((bands != GUARD_BYTE).any()):
+            for buffer in buffers:
+                found += _touched_guards(buffer)
+        inputs = [buffer for buffer in buffers if not buffer.output]
+        now = [buffer.watched() for buffer in inputs]
+        if self._copy is None or torch.equal(torch.cat(now), self._copy):
+            return found
+        copies = self._copy.split([len(part) for part in now])
+        for buffer, part, copy in zip(inputs, now, copies, strict=True):
+            found += _changed(buffer, part, copy)
         return found
 
 
@@ -138,32 +200,27 @@ def _map(name: str, size: int) -> Tensor:
         raise NotEnoughMemory(f"not run: {name} needs {size / 2**30:.1f} GiB of addresses: {refused.strerror}") from refused
 
 
-def _part(buffer: _Buffer, part: tuple[int, int]) -> Tensor:
-    return buffer.whole[buffer.start + part[0] : buffer.start + part[0] + part[1]]
-
-
 def _touched_guards(buffer: _Buffer) -> list[Violation]:
-    end = buffer.start + buffer.size
     found = []
-    for before, band in ((True, buffer.whole[: buffer.start]), (False, buffer.whole[end:])):
+    for before, band in zip((True, False), buffer.bands, strict=True):
         touched = torch.nonzero(band != GUARD_BYTE)
         if not len(touched):
             continue
         first, last = int(touched[0]), int(touched[-1])
         where = f"{first} to {last} bytes past its end"
         if before:
-            where = f"{buffer.start - last} to {buffer.start - first} bytes before its start"
+            where = f"{GUARD_BYTES - last} to {GUARD_BYTES - first} bytes before its start"
         found.append(Violation(fault="guard-touched", buffer=buffer.name, message=f"{buffer.name}: written {where}"))
     return found
 
 
-def _changed_parts(buffer: _Buffer) -> list[Violation]:
-    found = []
-    for part, copy in zip(buffer.watched or (), buffer.copies, strict=True):
-        now = _part(buffer, part)
-        if not torch.equal(now, copy):
-            changed = torch.nonzero(now != copy)
-            first = part[0] + int(changed[0])
-            message = f"{buffer.name}: {len(changed)} bytes changed, the first at byte {first}"
-            found.append(Violation(fault="input-changed", buffer=buffer.name, message=message))
-    return found
+def _changed(buffer: _Buffer, now: Tensor, copy: Tensor) -> list[Violation]:
+    changed = torch.nonzero(now != copy)
+    if not len(changed):
+        return []
+    first = int(changed[0])
+    if buffer.rows is not None:
+        width, rows = buffer.rows
+        first = int(rows[first // width]) * width + first % width
+    message = f"{buffer.name}: {len(changed)} bytes changed, the first at byte {first}"
+    return [Violation(fault="input-changed", buffer=buffer.name, message=message)]

@@ -148,6 +148,7 @@ def gate_of(config: pytest.Config) -> Gate:
             database=config.rootpath / ".hypothesis" / "mla-gate",
             isolation=option("--isolation"),
             process=getattr(config, "workerinput", {}).get("workerid", "main"),
+            processes=getattr(config, "workerinput", {}).get("workercount", 1),
         )
         gate = Gate(options, say=lambda line: _say(config, line))
         try:
@@ -208,11 +209,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not lines:
         return
     from harness.report.rows import left_out, rows
-    from harness.report.terminal import table, verdict
+    from harness.report.terminal import notes, table, verdict
 
     terminalreporter.section("mla-gate")
     shared, found = config.stash[_RUN], rows(lines)
-    for line in (*table(found), *left_out(lines), "", verdict(found)):
+    for line in (*table(found), *notes(found), *left_out(lines), "", verdict(found)):
         terminalreporter.write_line(line)
     terminalreporter.write_line(
         f"profile {config.getoption('--profile')}, --seed {shared['seed']}, ledger {_relative(_folder(config), config)}"

@@ -41,6 +41,10 @@ class Profile:
     demands_sensitivities: bool = True
     #: Share of random cases that are held to a relation between two runs.
     related: float = 0.25
+    #: On a GPU: sets of the fields that a backend compiles kernels for, shared by the cases of a search.
+    kernels: int = 8
+    #: On a GPU: captured graphs that are asked of each backend and regime.
+    graphs: int = 4
     #: Rejected cases that the contract check asks of each backend.
     refusals: int = 12
 
@@ -55,10 +59,10 @@ PROFILES: Mapping[str, Profile] = {
             seconds=25,
             shrink_seconds=20,
             longest=1100,
-            tokens=1600,
-            batch=4,
-            heads=64,
-            scores=12_000,
+            tokens=1400,
+            batch=8,
+            heads=128,
+            scores=40_000,
             demands_sensitivities=False,
         ),
         Profile(
@@ -68,9 +72,11 @@ PROFILES: Mapping[str, Profile] = {
             shrink_seconds=90,
             longest=8200,
             tokens=16_400,
-            batch=8,
+            batch=130,
             heads=128,
             scores=150_000,
+            kernels=24,
+            graphs=16,
             refusals=40,
         ),
         Profile(
@@ -80,10 +86,12 @@ PROFILES: Mapping[str, Profile] = {
             shrink_seconds=600,
             longest=65_600,
             tokens=131_200,
-            batch=16,
+            batch=260,
             heads=256,
             scores=2_000_000,
             explores=True,
+            kernels=200,
+            graphs=200,
             refusals=200,
         ),
     )

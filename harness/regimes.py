@@ -42,6 +42,8 @@ RELATIONS: Mapping[str, str] = {
     "scales-exchanged": "a power of two moves between query scale and cache scale",
     "dead-rows-changed": "slots that no request uses hold something else",
 }
+#: The relation of a question that asks for a captured graph (harness/graphs.py), and what it is.
+GRAPH, ABOUT_GRAPH = "graph", "a captured graph is replayed over other inputs in the same memory"
 
 
 class RegimesError(ValueError):

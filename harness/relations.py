@@ -22,6 +22,7 @@ from torch import Tensor
 from harness.backends.protocol import Backend, Output
 from harness.cache import permutation, stream
 from harness.case import Case
+from harness.compilations import compiled
 from harness.inputs import PLAIN, Arrangement, Inexact
 from harness.regimes import RELATIONS, Regimes
 from harness.run import Attempt, Listener, Result, attempt
@@ -153,14 +154,20 @@ def run_relation(
     A case that the relation does not apply to is UNSUPPORTED, with the reason; a first run that does not pass is reported as
     itself.
     """
-    start, device = time.perf_counter(), torch.device(device)
+    start, device, before = time.perf_counter(), torch.device(device), compiled()
     relation = ALL[name]
 
     def run(case: Case, arrangement: Arrangement) -> Attempt:
         return attempt(case, backend, regimes, device=device, arrangement=arrangement, on_stage=on_stage)
 
     def result(tried: Attempt, verdict: Verdict) -> Result:
-        told = Attempt(verdict=verdict, regime=tried.regime, output=tried.output, run_seconds=tried.run_seconds)
+        told = Attempt(
+            verdict=verdict,
+            regime=tried.regime,
+            output=tried.output,
+            run_seconds=tried.run_seconds,
+            compiled=compiled() - before,
+        )
         return told.result(case, backend, time.perf_counter() - start, relation=name)
 
     pair = relation.other(case)

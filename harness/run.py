@@ -16,6 +16,7 @@ import torch
 
 from harness.backends.protocol import Backend, Output, Unsupported
 from harness.case import Case
+from harness.compilations import compiled
 from harness.inputs import PLAIN, Arrangement, Inexact, Inputs, make_inputs
 from harness.judge import Verdict, judge
 from harness.memory import NotEnoughMemory
@@ -41,6 +42,8 @@ class Result:
     #: Wall time of the backend's run, and of everything, seconds.
     run_seconds: float = 0.0
     seconds: float = 0.0
+    #: Kernels that were compiled for it, its other runs' included.
+    compiled: int = 0
     #: What the backend says ran.
     what_ran: Mapping[str, str | int] = field(default_factory=dict)
 
@@ -55,6 +58,8 @@ class Attempt:
     output: Output | None = None
     #: Wall time of the backend's run, seconds.
     run_seconds: float = 0.0
+    #: Kernels that were compiled for it.
+    compiled: int = 0
 
     def result(self, case: Case, backend: Backend, seconds: float, *, relation: str | None = None) -> Result:
         """State the attempt as a result."""
@@ -66,6 +71,7 @@ class Attempt:
             relation=relation,
             run_seconds=self.run_seconds,
             seconds=seconds,
+            compiled=self.compiled,
             what_ran=dict(self.output.what_ran) if self.output else {},
         )
 
@@ -107,6 +113,7 @@ def attempt(
         Inexact: if the arrangement would change a value.
     """
     regime: Regime | None = None
+    before = compiled()
     try:
         arranged = arrangement.arrange(case)
         reason = backend.why_not(arranged, device)
@@ -121,27 +128,35 @@ def attempt(
         return Attempt(regime=regime, verdict=Verdict(kind="UNSUPPORTED", message=str(short)))
     except Exception:
         return Attempt(regime=regime, verdict=Verdict(kind="ERROR", message=traceback.format_exc()))
-    output, failed, seconds = _run(backend, inputs, on_stage)
+    output, failed, seconds = run_backend(lambda: backend.run(inputs), inputs, on_stage)
     if failed is not None or output is None:
         assert failed is not None
-        return Attempt(regime=regime, inputs=inputs, verdict=failed, run_seconds=seconds)
+        return Attempt(regime=regime, inputs=inputs, verdict=failed, run_seconds=seconds, compiled=compiled() - before)
+    verdict = judged(inputs, output, backend, regime)
+    return Attempt(
+        regime=regime, inputs=inputs, output=output, verdict=verdict, run_seconds=seconds, compiled=compiled() - before
+    )
+
+
+def judged(inputs: Inputs, output: Output, backend: Backend, regime: Regime) -> Verdict:
+    """Judge an answer, its form first; a fault of ours is an ERROR."""
     try:
         wrong = malformed(inputs, output, backend)
         if wrong is not None:
-            verdict = Verdict(kind="FAIL", fault="mismatch", message=wrong)
-        else:
-            verdict = judge(inputs, output, regime, empty_rows=backend.capabilities.empty_rows)
+            return Verdict(kind="FAIL", fault="mismatch", message=wrong)
+        return judge(inputs, output, regime, empty_rows=backend.capabilities.empty_rows)
     except Exception:
-        verdict = Verdict(kind="ERROR", message=traceback.format_exc())
-    return Attempt(regime=regime, inputs=inputs, output=output, verdict=verdict, run_seconds=seconds)
+        return Verdict(kind="ERROR", message=traceback.format_exc())
 
 
-def _run(backend: Backend, inputs: Inputs, on_stage: Listener) -> tuple[Output | None, Verdict | None, float]:
-    """Run a backend; its answer or the verdict of its failure, and the seconds it took."""
+def run_backend(
+    call: Callable[[], Output], inputs: Inputs, on_stage: Listener
+) -> tuple[Output | None, Verdict | None, float]:
+    """Make a call that runs a backend; its answer or the verdict of its failure, and the seconds it took."""
     on_stage("run")
     began = time.perf_counter()
     try:
-        output = backend.run(inputs)
+        output = call()
         if inputs.device.type == "cuda":
             torch.cuda.synchronize(inputs.device)
         return output, None, time.perf_counter() - began

@@ -168,8 +168,13 @@ def questions(cases: st.SearchStrategy[Case], profile: Profile) -> st.SearchStra
     names = list(RELATIONS)
     plain = round(len(names) * (1 - profile.related) / profile.related) if profile.related else 1
     table = [None] * plain + names * bool(profile.related)
-    relation = st.integers(0, len(table) - 1).map(table.__getitem__)
-    return st.builds(lambda case, relation: Question(case=case, relation=relation), cases, relation)
+
+    @st.composite
+    def ask(draw: st.DrawFn) -> Question:
+        case = draw(cases)
+        return Question(case=case, relation=table[draw(st.sampled_from(range(len(table))))])
+
+    return ask()
 
 
 def search(

@@ -1,7 +1,8 @@
 """Smaller and simpler cases near a failing one.
 
 1. Every axis of a case has an order from plain to strange; a neighbour is one step plainer in one of them.
-2. ``shrink`` walks from a failing case to one whose every accepted neighbour passes: large steps first, small ones last.
+2. ``shrink`` walks from a failing case to one whose every accepted neighbour passes: large steps first, small ones last;
+   then it looks for a shorter one with content that shows more, since a length counts for more than plain content.
 3. The smallest passing neighbour is the answer to "what must be there for it to fail".
 4. A case is asked once, however often the walk comes by.
 
@@ -26,6 +27,10 @@ _WORDS: dict[str, tuple[Any, ...]] = {
     "lse": (True, False),
     "poison": POISONS,
 }
+#: Content that shows a fault of few tokens plainly.
+SHARP = ("rising", "newest", "slots")
+#: Tile, page and split sizes past which a walk that has ended looks once more.
+EDGES = (0, 1, 16, 32, 64, 128, 256, 512)
 _NUMBERS = ("table_padding", "token_padding", "page_padding", "pool_rows", "seed")
 _FACTORS = ("cache_scale", "query_scale", "softmax_scale", "amplitude")
 _COUNTS = ("heads", "query_tokens", "page_size")
@@ -115,7 +120,7 @@ def shrink(case: Case, fails: Callable[[Case], bool | None], *, seconds: float) 
 
     complete = True
     try:
-        while (smaller := next((near for near in (*steps(case), *neighbours(case)) if ask(near)), None)) is not None:
+        while (smaller := next((near for near in _smaller(case) if ask(near)), None)) is not None:
             case = smaller
     except TimeoutError:
         complete = False
@@ -131,6 +136,21 @@ def shrink(case: Case, fails: Callable[[Case], bool | None], *, seconds: float) 
         asked=sum(answer is not None for answer in answers.values()) - 1,
         complete=complete,
     )
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    yield from steps(case)
+    yield from neighbours(case)
+    yield from sharper(case)
+
+
+def sharper(case: Case) -> Iterator[Case]:
+    """List cases just past shorter edges whose content shows more: plain content may need luck to show a fault there."""
+    longest = max(case.lengths)
+    place = case.lengths.index(longest)
+    for length in (edge + 1 for edge in EDGES if edge + 1 < longest):
+        lengths = (*case.lengths[:place], length, *case.lengths[place + 1 :])
+        yield from (case.replace(lengths=lengths, content=content) for content in SHARP if content != case.content)
 
 
 def difference(case: Case, other: Case) -> str:

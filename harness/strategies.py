@@ -5,7 +5,9 @@
    matter is plain.
 3. What costs most to leave large is drawn first, since Hypothesis shrinks earlier choices harder: requests, lengths,
    heads, query tokens.
-4. Values are probed from a plain case that the backend accepts, alone and beside one other change. Where drawn values
+4. On a GPU the fields that a backend compiles kernels for are drawn together, from a few sets of them: another kernel costs
+   seconds and another case milliseconds. Every value of every such field stands in some set, the plainest in the first one.
+5. Values are probed from a plain case that the backend accepts, alone and beside one other change. Where drawn values
    cannot stand together, the case moves axis by axis towards that plain case until it is accepted.
 
 Source: Hypothesis's shrink order: fewer choices first, then smaller ones, the earliest first.
@@ -14,8 +16,9 @@ Source: Hypothesis's shrink order: fewer choices first, then smaller ones, the e
 from __future__ import annotations
 
 import itertools
+import random
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +26,7 @@ import torch
 from hypothesis import strategies as st
 
 from harness.acceptance import Accepts, acceptance
-from harness.axes import AXES, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
+from harness.axes import AXES, BATCHES, FEW, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
 from harness.profiles import Profile
@@ -60,7 +63,7 @@ class Domain:
 
     #: A plain case that is accepted; where axes clash, cases move towards it.
     plain: Case
-    #: Numbers of requests that are accepted, ascending.
+    #: Numbers of requests that are accepted, ascending, weighted.
     batches: tuple[int, ...]
     #: Lengths, ascending, weighted by repetition.
     lengths: tuple[int, ...]
@@ -101,13 +104,14 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
 
     table = lengths_table(profile.longest, tiles)
     fits = {length: possible(lengths=(length,) * plain.batch) for length in dict.fromkeys(table)}
-    batches = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
+    dense = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
+    batches = sorted(count for count in BATCHES if count in dense) or dense
     axes = []
     for axis in AXES:
         kept = [value for value in axis.values if possible(**dict(zip(axis.fields, value, strict=True)))]
         own = tuple(getattr(plain, field) for field in axis.fields)
         kept = kept or [own]
-        axes.append(Axis(fields=axis.fields, values=tuple([kept[0]] * (axis.plain - 1) + kept)))
+        axes.append(Axis(fields=axis.fields, values=axis.table(kept)))
     return Domain(
         plain=plain,
         batches=tuple(batches) or (plain.batch,),
@@ -130,7 +134,39 @@ def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
     return f"its plainest case has {scores} scores, and a case of profile {profile.name} about {profile.scores} at most"
 
 
-def cases(regime: Regime, profile: Profile, backend: Backend, device: torch.device | str = "cpu") -> st.SearchStrategy[Case]:
+def kernel_sets(known: Domain, compiled: frozenset[str], count: int, seed: int) -> list[dict[str, Any]]:
+    """Make sets of values of the fields that a backend compiles kernels for, the plainest first.
+
+    Args:
+        known: what may be drawn.
+        compiled: the fields.
+        count: sets.
+        seed: chooses which values meet.
+    """
+    draw = random.Random(seed)
+    columns: list[list[dict[str, Any]]] = []
+    numbers = [Axis(fields=(name,), values=tuple((value,) for value in getattr(known, name)), plain=1)
+               for name in ("heads", "query_tokens")]  # fmt: skip
+    for axis in (*numbers, *known.axes):
+        if not compiled.intersection(axis.fields):
+            continue
+        # Each value once as far as there are sets, the rest by its weight.
+        strange = [value for value in dict.fromkeys(axis.values) if value != axis.values[0]]
+        draw.shuffle(strange)
+        rest = strange[: count - 1]
+        rest += [draw.choice(axis.values) for _ in range(count - 1 - len(rest))]
+        draw.shuffle(rest)
+        columns.append([dict(zip(axis.fields, value, strict=True)) for value in (axis.values[0], *rest)])
+    sets: list[dict[str, Any]] = [{} for _ in range(count)]
+    for column in columns:
+        for made, values in zip(sets, column, strict=True):
+            made.update(values)
+    return sets
+
+
+def cases(
+    regime: Regime, profile: Profile, backend: Backend, device: torch.device | str = "cpu", *, seed: int = 0
+) -> st.SearchStrategy[Case]:
     """Make the strategy of the cases of a regime that a backend accepts.
 
     Args:
@@ -138,43 +174,68 @@ def cases(regime: Regime, profile: Profile, backend: Backend, device: torch.devi
         profile: how large cases may be.
         backend: who is asked.
         device: where.
+        seed: on a GPU, chooses which values of the fields that kernels are compiled for meet.
 
     Raises:
         NoSuchCase: if there is none.
     """
     accepts = acceptance(regime, backend, device)
     known = domain(regime, profile, accepts)
+    compiled = backend.capabilities.compiled if torch.device(device).type == "cuda" else frozenset()
+    sets = kernel_sets(known, compiled, profile.kernels, seed) if compiled else [{}]
 
     @st.composite
     def build(draw: st.DrawFn) -> Case:
-        def upto(table: tuple[int, ...], most: int) -> int:
-            return table[draw(st.integers(0, max(bisect_right(table, most), 1) - 1))]
+        place = itertools.count()
 
-        length = st.integers(0, len(known.lengths) - 1).map(known.lengths.__getitem__)
-        lengths = _draw_lengths(draw, known, length, profile.tokens)
+        def index(count: int) -> int:
+            return draw_index(draw, next(place), count)
+
+        def upto(table: tuple[int, ...], most: int) -> int:
+            return table[index(max(bisect_right(table, most), 1))]
+
+        chosen = sets[index(len(sets))] if compiled else {}
+        # Where heads and query tokens are chosen already, the lengths have to fit them.
+        scores = profile.scores // (chosen.get("heads", 1) * chosen.get("query_tokens", 1))
+        most = min(profile.tokens, max(scores, 1)) if compiled else profile.tokens
+        table = known.lengths[: max(bisect_right(known.lengths, most), 1)]
+        lengths = _draw_lengths(index, known, table, most)
         tokens = max(sum(lengths), 1)
-        heads = upto(known.heads, profile.scores // tokens)
-        query_tokens = upto(known.query_tokens, profile.scores // (tokens * heads))
-        fields: dict[str, Any] = {"lengths": lengths, "heads": heads, "query_tokens": query_tokens}
+        fields: dict[str, Any] = {"lengths": lengths}
+        fields["heads"] = chosen.get("heads") or upto(known.heads, profile.scores // tokens)
+        fields["query_tokens"] = chosen.get("query_tokens") or upto(
+            known.query_tokens, profile.scores // (tokens * fields["heads"])
+        )
         for axis in known.axes:
-            value = axis.values[draw(st.integers(0, len(axis.values) - 1))] if len(axis.values) > 1 else axis.values[0]
-            fields |= dict(zip(axis.fields, value, strict=True))
+            value = axis.values[index(len(axis.values)) if len(axis.values) > 1 else 0]
+            fields |= {name: chosen.get(name, own) for name, own in zip(axis.fields, value, strict=True)}
         fields["seed"] = draw(st.integers(0, SEEDS - 1))
         return _inside(fields, known.plain, accepts)
 
     return build()
 
 
-def _draw_lengths(draw: st.DrawFn, known: Domain, length: st.SearchStrategy[int], tokens: int) -> tuple[int, ...]:
-    if known.batches == tuple(range(1, len(known.batches) + 1)):
-        lengths = draw(st.lists(length, min_size=1, max_size=len(known.batches)))
-        total = list(itertools.accumulate(lengths))
-        kept = max(bisect_right(total, tokens), 1)
-        return tuple(lengths[:kept])
-    # Only some numbers of requests are accepted: all are kept, and each is short enough for its number.
-    count = known.batches[draw(st.integers(0, len(known.batches) - 1))]
-    most = max(bisect_right(known.lengths, tokens // count), 1)
-    return tuple(known.lengths[draw(st.integers(0, most - 1))] for _ in range(count))
+def draw_index(draw: st.DrawFn, place: int, count: int) -> int:
+    """Draw an index below ``count``; ``place`` tells it from every other index of the case.
+
+    Hypothesis follows a draw by up to five copies of it in which one part repeats another part of the same kind, and takes
+    equal strategies for one kind: of plain integers, two cases in three are near copies of the case before.
+    """
+    apart = (place + 1) << 32
+    return draw(st.sampled_from(range(apart, apart + count))) - apart
+
+
+def _draw_lengths(index: Callable[[int], int], known: Domain, table: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    count = known.batches[index(len(known.batches))]
+    least, left = table[0], tokens
+    lengths = []
+    for place in range(count):
+        # What is left when the requests after this one are as short as may be; of many, each has its share and some more.
+        most = left - least * (count - place - 1)
+        most = min(most, tokens if count <= FEW else FEW * tokens // count)
+        lengths.append(table[index(max(bisect_right(table, most), 1))])
+        left -= lengths[-1]
+    return tuple(lengths)
 
 
 def _inside(fields: dict[str, Any], plain: Case, accepts: Accepts) -> Case:

@@ -7,7 +7,8 @@
 3. Children are forked from a server that has imported torch and holds no accelerator: a new one costs milliseconds.
 4. A child dies with its parent, has its own process group, and its memory is bounded, so that a kernel that eats memory
    loses its child and not the machine.
-5. After a fault the GPU's context may be poisoned: the child checks it and, if it is, leaves.
+5. After a fault the GPU's context may be poisoned: the child checks it and, if it is, says so and leaves. On a GPU a child
+   takes no more than its share of the memory, so that processes can share one.
 6. The time limit follows what cases have taken so far. The first hang of a backend has the long limit, so that a slow
    machine is not taken for a hanging kernel; later ones have the short limit, so that a hang can be shrunk.
 
@@ -34,13 +35,13 @@ from typing import Any
 
 import torch
 
+from harness.answer import answer
 from harness.backends import registry
 from harness.case import Case
 from harness.judge import Verdict
-from harness.memory import free_bytes
+from harness.memory import free_bytes, limit_device_memory
 from harness.regimes import load
-from harness.relations import run_relation
-from harness.run import Result, run_case
+from harness.run import Result
 
 #: prctl's option that names the signal a process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
@@ -48,6 +49,8 @@ _PR_SET_PDEATHSIG = 1
 _LAST_LINES = 30
 #: Share of the free memory that a child may take.
 _MEMORY_SHARE = 0.7
+#: Share of a GPU's memory for torch's allocator; the rest is for contexts, kernels and what else runs there.
+_MEMORY_SHARE_OF_GPU = 0.9
 #: Seconds given to a hanging child to write its stack.
 _STACK_SECONDS = 1.0
 #: What a stage is called in a verdict.
@@ -84,7 +87,14 @@ class _Job:
     relation: str | None
 
 
-def _serve(jobs: Connection, stderr: str, memory: int | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Last:
+    """The result of a child that leaves after it."""
+
+    result: Result
+
+
+def _serve(jobs: Connection, stderr: str, memory: int | None, device: str, share: float) -> None:
     """Run jobs until the parent closes the pipe: the child's whole life."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The server ends when nobody holds this pipe any more, and we with it; multiprocessing hands us an end of it.
@@ -99,6 +109,10 @@ def _serve(jobs: Connection, stderr: str, memory: int | None) -> None:
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if device.startswith("cuda"):
+        # Backends launch on the current device, wherever their tensors are.
+        torch.cuda.set_device(torch.device(device).index or 0)
+        limit_device_memory(device, _MEMORY_SHARE_OF_GPU * share)
     backends: dict[str, Any] = {}
     rules: dict[Path | None, Any] = {}
     while True:
@@ -111,13 +125,12 @@ def _serve(jobs: Connection, stderr: str, memory: int | None) -> None:
         if job.regimes not in rules:
             rules[job.regimes] = load(job.regimes)
         made, own = backends[job.backend], rules[job.regimes]
-        if job.relation is None:
-            result = run_case(job.case, made, own, device=job.device, on_stage=jobs.send)
-        else:
-            result = run_relation(job.case, job.relation, made, own, device=job.device, on_stage=jobs.send)
+        result = answer(job.case, job.relation, made, own, device=job.device, on_stage=jobs.send)
+        if job.device.startswith("cuda") and result.verdict.kind in ("FAIL", "ERROR") and _poisoned(job.device):
+            jobs.send(_Last(result=result))
+            # Not by the ordinary way: what would be torn down there waits for a device that no longer answers.
+            os._exit(0)
         jobs.send(result)
-        if job.device.startswith("cuda") and result.verdict.kind == "FAIL" and _poisoned(job.device):
-            return
 
 
 def _poisoned(device: str) -> bool:
@@ -149,6 +162,8 @@ class Worker:
 
     #: Where cases run, "cpu" or "cuda:0".
     device: str = "cpu"
+    #: Share of the device that the child may take, where it is a GPU: one over the processes that use it.
+    share: float = 1.0
     #: Regimes file; None for the gate's own.
     regimes: Path | None = None
     limits: TimeLimits = field(default_factory=TimeLimits)
@@ -170,7 +185,7 @@ class Worker:
         Args:
             case: the problem.
             backend: registry name.
-            relation: relation between two runs to hold it to, a key of relations.ALL; None for a plain run.
+            relation: relation between two runs to hold it to, as for ``answer``; None for a plain run.
         """
         child = self._child or self._start()
         seen = self._seen.setdefault(backend, _Seen())
@@ -180,11 +195,15 @@ class Worker:
         try:
             child.pipe.send(job)
             while child.pipe.poll(max(0.0, began + limit - time.monotonic())):
-                answer = child.pipe.recv()
-                if isinstance(answer, Result):
+                said = child.pipe.recv()
+                if isinstance(said, _Last):
+                    self._end()
+                    self.lost += 1
+                    return said.result
+                if isinstance(said, Result):
                     seen.slowest = max(seen.slowest, time.monotonic() - began)
-                    return answer
-                stage = answer
+                    return said
+                stage = said
         except (EOFError, ConnectionResetError, BrokenPipeError):
             child.process.join()
             return self._lose(job, stage, "crash", _how_it_ended(child.process.exitcode), time.monotonic() - began)
@@ -212,7 +231,7 @@ class Worker:
         stderr.write_bytes(b"")
         # A GPU's driver maps far more than it uses; there the device's own limit has to do.
         memory = None if self.device != "cpu" else int(_MEMORY_SHARE * free_bytes(torch.device("cpu")))
-        process = _CONTEXT.Process(target=_serve, args=(theirs, str(stderr), memory), daemon=True)
+        process = _CONTEXT.Process(target=_serve, args=(theirs, str(stderr), memory, self.device, self.share), daemon=True)
         process.start()
         theirs.close()
         self._child = _Child(process=process, pipe=ours, stderr=stderr)

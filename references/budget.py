@@ -12,9 +12,9 @@ Derivation, o = sum_j p_j v_j with p the softmax of the scores s:
   by at most |x|. The error is uniform within half a spacing, so its mean square is spacing^2 / 12. What lies below h becomes
   zero, all of it with the same sign: that is a shift sum_j p_j v_j over the flushed tokens, not a variance.
 - A score error d_j moves o by sum_j p_j (v_j - o) (e^d_j - 1) / (1 + sum p (e^d - 1)), the quotient because the sum moves too.
-  Its weighted mean deviation obeys Cauchy and Schwarz: sum_j a_j |v_j - o| <= sqrt(sum_j a_j  sum_j a_j (v_j - o)^2). fp32
-  errors of scores and exponentials may be the same for all tokens, so this bound with their root mean squares for a_j / p_j
-  stands in for their variance; it is far below the other terms where probabilities have fewer bits.
+  Its weighted mean deviation obeys Cauchy and Schwarz, sum_j a_j |v_j - o| <= sqrt(sum_j a_j  sum_j a_j (v_j - o)^2): the
+  bound. For the variance, what fp32 does to a score's sum and exponential is the token's own; an error of the scale is common
+  to all, d_j = e s_j, and moves o by e sum_j p_j s_j (v_j - o). What is the same for all tokens cancels.
 - Operands rounded after their scale are known values: their shift is worked out, and the larger of its square and of what
   independent errors of the same size would do is the variance.
 - A sum of n fp32 terms is off by at most n u32 sum |terms|, in whatever order they are added.
@@ -36,10 +36,13 @@ from references.pieces import Context, softmax
 from references.precision import full_precision
 from references.problem import Problem
 from references.spread import EXCESS, NORMAL_EXCESS, effective_elements, effective_number
-from references.tally import BOUND, OPERAND, PROBABILITY, SINGLE, Tally
-from references.terms import STEPS, U32, UNIFORM, known_rounding, rounded_context
+from references.tally import BOUND, OPERAND, PROBABILITY, SCORE, SINGLE, Tally
+from references.terms import STEPS, U32, UNIFORM, rounded_context
 
 __all__ = ["Arithmetic", "Budget", "Splits", "budget"]
+
+#: Smallest deviation told apart from none, of V's height: fp32 sums of squares hold no less.
+_FAINT = 2.0**-60
 
 #: Largest error over the height of V: weights are positive and sum to one, each rounded, so that no output lies beyond 1.5
 #: times the largest value, and the truth does not lie beyond it.
@@ -131,7 +134,7 @@ def _settle(tally: Tally, found: Budget) -> None:
     shift = rounded.out / tally.truth.height - tally.out if rounded else None
     parts = _variances(tally, scale, coherence, shift)
     hard = _hard(tally, scale)
-    variance = (parts.tokens + parts.common + parts.single) * scale**2
+    variance = (parts.tokens + parts.common + parts.single).clamp_(min=_FAINT**2) * scale**2
     over = tally.out.abs() * scale + hard >= find(arithmetic.output).maximum
     shares = _shares(tally, parts, scale, coherence)
     moved = rounded.lse - tally.truth.lse if rounded else None
@@ -163,11 +166,12 @@ def _variances(tally: Tally, scale: float, coherence: Tensor, shift: Tensor | No
     twice = tally.merges and arithmetic.partial == arithmetic.output
     return _Parts(
         tokens=tokens,
-        common=moments.mass(SINGLE) * moments.about(SINGLE, out)
+        common=moments.about(SINGLE, out)
+        + UNIFORM * (2 * U32) ** 2 * STEPS * moments.drift(SCORE, out).square()
         + UNIFORM * (2 * U32) ** 2 * (STEPS + tally.sum_depth) * out.square(),
         sums=flushed.square() + UNIFORM * (2 * U32) ** 2 * tally.depth * (out.square() + squares),
-        partials=tally.partials.variance.double() if tally.merges else torch.zeros_like(out),
-        last=tally.partials.second_rounding(out, spacing) if twice else known_rounding(out, tokens, spacing),
+        partials=tally.partials.coherence() * tally.partials.variance.double() if tally.merges else torch.zeros_like(out),
+        last=tally.partials.second_rounding(out, spacing) if twice else spacing.square() * UNIFORM,
     )
 
 
@@ -236,7 +240,7 @@ def _lse_hard(tally: Tally) -> Tensor:
 def _lse_variance(tally: Tally, moved: Tensor | None) -> Tensor:
     """Estimate the variance of the log-sum-exp's error, [rows, 1]: the terms of its bound, those of fp32 in common."""
     moments = tally.moments
-    variance = moments.mass(SINGLE).square() + UNIFORM * (2 * U32) ** 2 * tally.sum_depth + _logarithm(tally).square()
+    variance = moments.mass(SINGLE) + UNIFORM * (2 * U32) ** 2 * tally.sum_depth + _logarithm(tally).square()
     if tally.rounded_sum:
         lost = tally.flushed_mass.clamp(max=1 - U32)
         variance = variance + tally.mass_coherence() * moments.mass(PROBABILITY) + (1 - lost).log().square()

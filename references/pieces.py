@@ -8,6 +8,7 @@ Source: the equations in ``decode``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,10 @@ from references.problem import Problem, gather, visible
 
 #: Bytes that the temporaries of a piece may take.
 _PIECE_BYTES = 160 << 20
+#: Smallest normal exponent of a format whose values span few enough powers of two for fp32 sums of their squares.
+_NARROW = -20
+#: Powers of two that V may span for the same: squares of 2^-40 times squares of errors of 2^-20 are fp32 values.
+_SPAN = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,8 @@ class Softmax:
     out: Tensor
     #: Largest magnitude in V, at least the smallest normal fp32 value.
     height: float
+    #: Type in which V over its height and its square can be added up: fp32, or fp64 where V spans too many powers of two.
+    dtype: torch.dtype
 
     @property
     def lse(self) -> Tensor:
@@ -101,7 +108,8 @@ def softmax(context: Context) -> Softmax:
     latent = context.problem.latent
     maximum = context.query.new_full((context.rows, 1), -torch.inf)
     total, out = torch.zeros_like(maximum), context.query.new_zeros((context.rows, latent))
-    height = 2.0**-126
+    height, depth = 2.0**-126, math.inf
+    wide = find(context.problem.cache_format).exponent_min < _NARROW
     for piece in context.pieces():
         values = piece.keys[:, :latent]
         new = torch.maximum(maximum, piece.scores.amax(1, keepdim=True))
@@ -113,10 +121,13 @@ def softmax(context: Context) -> Softmax:
         maximum = new
         low, high = values.aminmax()
         height = max(height, -float(low), float(high))
+        if wide:
+            depth = min(depth, float(values.abs().masked_fill(values == 0, torch.inf).amin()))
     empty = total == 0
     return Softmax(
         maximum=maximum.masked_fill(empty, 0.0),
         total=total.masked_fill(empty, 1.0),
         out=(out / total).masked_fill(empty, 0.0),
         height=height,
+        dtype=torch.float64 if depth < height * 2.0**-_SPAN else torch.float32,
     )

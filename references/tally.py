@@ -19,8 +19,9 @@ from references.pieces import Context, Piece, Softmax
 from references.spread import Coherence, TokenSharing, probe
 from references.terms import InUse, Moments, Partials, ProbabilityErrors, probability_errors, score_errors
 
-#: Weightings of a tally's moments: variance of probabilities, fp32 score errors, bounds of scores, variance by operands.
-PROBABILITY, SINGLE, BOUND, OPERAND = range(4)
+#: Weightings of a tally's moments: variance of probabilities, of fp32 scores, bounds of scores, the scores themselves (what
+#: an error of the scale does), variance by operands.
+PROBABILITY, SINGLE, BOUND, SCORE, OPERAND = range(5)
 
 
 class Tally:
@@ -41,8 +42,9 @@ class Tally:
         self.sum_depth = min(self.depth, tile + self.updates + len(self.edges))
         self.in_use = InUse(arithmetic, truth, self.edges)
         self.rounded = rounded
-        self.moments = Moments(4 if rounded else 3, self.out)
-        self.partials = Partials(find(arithmetic.partial), self.edges, problem.cache_scale * truth.height, self.out)
+        like = self.out.to(truth.dtype)
+        self.moments = Moments(5 if rounded else 4, like)
+        self.partials = Partials(find(arithmetic.partial), self.edges, problem.cache_scale * truth.height, like)
         self.sharing = TokenSharing(self.out)
         #: Coherence with tiles taken in order, and with the row's maximum in use throughout.
         self.coherences = [Coherence(context.rows, self.out) for _ in range(2)]
@@ -52,12 +54,12 @@ class Tally:
 
     def add(self, piece: Piece, rounded: Piece) -> None:
         """Add a piece, and the same one with operands rounded."""
-        values = (piece.keys[:, : self.context.problem.latent] / self.truth.height).to(torch.float32)
+        values = (piece.keys[:, : self.context.problem.latent] / self.truth.height).to(self.truth.dtype)
         squares = values.square()
         errors = probability_errors(self.arithmetic, piece, self.truth, self.in_use.find(piece))
         scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates)
         weights = errors.weights
-        weightings = [errors.variance, weights * scores.single, weights * scores.bound]
+        weightings = [errors.variance, weights.square() * scores.variance, weights * scores.bound, weights * scores.scores]
         if self.rounded:
             # An error past 1 is no small one any more: then the shift is what counts.
             moved = (rounded.scores - piece.scores).nan_to_num_(nan=0.0).clamp_(-1, 1)
@@ -65,8 +67,8 @@ class Tally:
             lost = (rounded.keys - piece.keys)[:, : self.context.problem.latent] / self.truth.height
             self.operand += weights.square() @ lost.square_()
         self.moments.add(weightings, values, squares)
-        single = weights.to(torch.float32)
-        bounds = torch.cat([errors.bound.to(torch.float32), single]) @ values.abs()
+        single = weights.to(self.truth.dtype)
+        bounds = torch.cat([errors.bound.to(self.truth.dtype), single]) @ values.abs()
         self.bound += bounds[: len(single)]
         self.absolute += bounds[len(single) :]
         self.bound_mass += errors.bound.sum(1, keepdim=True)
@@ -78,11 +80,11 @@ class Tally:
         self._share(piece, errors, values, squares, weightings[OPERAND:])
 
     def _share(self, piece: Piece, errors: ProbabilityErrors, values: Tensor, squares: Tensor, operand: list[Tensor]) -> None:
-        variance = errors.variance.to(torch.float32)
+        variance, values = errors.variance.to(torch.float32), values.to(torch.float32)
         about_zero, about_out = variance, operand[0].to(torch.float32) if operand else None
         if self.rounded_sum:
             about_zero, about_out = torch.zeros_like(variance), variance if about_out is None else variance + about_out
-        self.sharing.add(values, squares.sum(1), about_zero, about_out, errors.turns)
+        self.sharing.add(values, squares.sum(1).to(torch.float32), about_zero, about_out, errors.turns)
         if find(self.arithmetic.probability).significand >= 24:
             return  # fp32 errors of scores outweigh those of its roundings
         probed = probe(values)

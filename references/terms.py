@@ -25,6 +25,8 @@ from references.problem import Problem
 UNIFORM = 1 / 12
 #: fp32's unit roundoff.
 U32 = 2.0**-24
+#: Columns of V that stand for all where only a factor of the row is wanted.
+_COLUMNS = 32
 #: fp32 roundings on the way of one value besides sums and exponentials: scales multiplied together, applied to the score and
 #: to V, weights of the merge, the division by the sum. More than any kernel here needs.
 STEPS = 16
@@ -108,8 +110,10 @@ def probability_errors(arithmetic: Arithmetic, piece: Piece, softmax: Softmax, p
 class ScoreErrors:
     """What rounding in fp32 does to scores, natural-log units, and a bound on all that happens to them; [rows, n]."""
 
-    #: Root mean square of fp32 errors, which may be the same for every token.
-    single: Tensor
+    #: The scores; zero where hidden.
+    scores: Tensor
+    #: Variance of what fp32 does to each for itself.
+    variance: Tensor
     #: Bound on the relative error of the exponential, operands included.
     bound: Tensor
 
@@ -120,17 +124,20 @@ def score_errors(arithmetic: Arithmetic, context: Context, piece: Piece, softmax
     scale, terms = abs(problem.score_scale), problem.width + STEPS
     product = piece.scores.masked_fill(piece.scores == -torch.inf, 0.0)
     fall = (softmax.maximum - product).clamp_(min=0)
-    exponential = (fall + 1).mul_(arithmetic.exponential).add_(updates * (arithmetic.exponential + U32))
+    exponential = (fall + 1).mul_(arithmetic.exponential)
+    # What rescales a tile rescales its share of the sum too: an error there moves tiles against each other, by a random walk.
+    rescaling = arithmetic.exponential + U32
     # Cauchy and Schwarz's bounds on sum |q k| and sum q^2 k^2 spare two products; only fp32 errors hang on them in full.
     fourth = [part.square().square().sum(1).sqrt_() for part in (query, keys)]
     second = [part.norm(dim=1) for part in (query, keys)]
     squares = (scale**2 * fourth[0])[:, None] * fourth[1]
     magnitudes = (scale * second[0])[:, None] * second[1]
     # A sum of D products in random order: its partial sums are at most the product plus a random walk.
-    single = product.square_().add_(squares).mul_(UNIFORM * (2 * U32) ** 2 * terms).sqrt_().add_(exponential)
+    single = product.square().add_(squares).mul_(UNIFORM * (2 * U32) ** 2 * terms)
+    single.addcmul_(exponential, exponential).add_(updates * rescaling**2)
     relative = sum(find(name).unit_roundoff for name in (arithmetic.operand, arithmetic.query) if name)
-    bound = magnitudes.mul_(1.01 * relative + U32 * terms).add_(exponential)
-    return ScoreErrors(single=single, bound=bound.clamp_(max=_LARGE).expm1_())
+    bound = magnitudes.mul_(1.01 * relative + U32 * terms).add_(exponential).add_(updates * rescaling)
+    return ScoreErrors(scores=product, variance=single, bound=bound.clamp_(max=_LARGE).expm1_())
 
 
 def rounded_context(arithmetic: Arithmetic, problem: Problem, request: int) -> Context | None:
@@ -153,14 +160,14 @@ class Moments:
 
     def __init__(self, count: int, like: Tensor) -> None:
         rows, latent = like.shape
-        self._mass = torch.zeros((count * rows, 1), dtype=torch.float32, device=like.device)
-        self._mean = torch.zeros((count * rows, latent), dtype=torch.float32, device=like.device)
+        self._mass = like.new_zeros((count * rows, 1))
+        self._mean = like.new_zeros((count * rows, latent))
         self._square = torch.zeros_like(self._mean)
         self._count = count
 
     def add(self, weights: Sequence[Tensor], values: Tensor, squares: Tensor) -> None:
-        """Add tokens: a weighting each [rows, n], v and v^2 fp32 [n, L]."""
-        stacked = torch.cat([weight.to(torch.float32) for weight in weights])
+        """Add tokens: a weighting each [rows, n], v and v^2 [n, L]."""
+        stacked = torch.cat([weight.to(self._mean.dtype) for weight in weights])
         self._mass += stacked.sum(1, keepdim=True)
         self._mean.addmm_(stacked, values)
         self._square.addmm_(stacked, squares)
@@ -179,24 +186,32 @@ class Moments:
         moved = centre * (centre * self.mass(index) - 2 * mean)
         return moved.add_(self.about_zero(index)).clamp_(min=0)
 
+    def drift(self, index: int, centre: Tensor) -> Tensor:
+        """Sum a weighting times v - centre, fp64 [rows, L]."""
+        return self._mean.chunk(self._count)[index].double() - centre * self.mass(index)
+
 
 class Partials:
     """What rounding the splits' outputs does; streamed."""
 
     def __init__(self, known: Format, edges: Sequence[int], scale: float, like: Tensor) -> None:
         self._known, self._edges, self._scale = known, edges, scale
-        self._mass = torch.zeros((len(like), 1), dtype=torch.float32, device=like.device)
-        self._part = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
-        #: Variance, bound and sum of magnitudes of what is merged, fp32 [rows, L], in units of V over its height.
+        self._mass = like.new_zeros((len(like), 1))
+        self._part = torch.zeros_like(like)
+        #: Variance, bound and sum of magnitudes of what is merged, [rows, L], in units of V over its height.
         self.variance, self.bound, self.magnitude = (torch.zeros_like(self._part) for _ in range(3))
-        #: Sum over splits of the square of a row's variance, fp32 [rows].
+        #: Sum over splits of the square of a row's variance, [rows].
         self.squares = self._mass.new_zeros(len(like))
-        #: Output of each row's heaviest split, its variance after the merge, fp32 [rows, L], and its weight, fp32 [rows, 1].
+        #: Roundings of partials by their phases: cosine and sine of two harmonics, [4, rows, columns], and as if apart, [rows].
+        self._columns = slice(None, None, max(1, like.shape[1] // _COLUMNS))
+        self._waves = torch.zeros_like(self._part[:, self._columns]).repeat(4, 1, 1)
+        self._apart = self._mass.new_zeros(len(like))
+        #: Output of each row's heaviest split, its variance after the merge, [rows, L], and its weight, [rows, 1].
         self.leader, self.leader_variance = torch.zeros_like(self._part), torch.zeros_like(self._part)
         self.leader_mass = torch.zeros_like(self._mass)
 
     def add(self, piece: Piece, weights: Tensor, values: Tensor) -> None:
-        """Add tokens: weights [rows, n] and v [n, L], fp32; splits that end here are closed."""
+        """Add tokens: weights [rows, n] and v [n, L]; splits that end here are closed."""
         inner = [edge - piece.start for edge in self._edges if piece.start < edge < piece.stop]
         for start, stop in pairwise([0, *inner, piece.stop - piece.start]):
             self._part.addmm_(weights[:, start:stop], values[start:stop])
@@ -212,12 +227,29 @@ class Partials:
         self.squares += variance.sum(1).square()
         self.bound.add_(error, alpha=0.5)
         self.magnitude += self._part.abs()
+        turns, size = (out * self._scale / ulp(out * self._scale, self._known))[:, self._columns], error[:, self._columns]
+        turn = torch.polar(torch.ones_like(turns), turns.frac() * (2 * math.pi))
+        for harmonic, wave in enumerate((turn, turn * turn)):
+            self._waves[2 * harmonic] += size * wave.real
+            self._waves[2 * harmonic + 1] += size * wave.imag
+        self._apart += size.square().sum(1)
         leads = self._mass > self.leader_mass
         self.leader = torch.where(leads, out, self.leader)
         self.leader_variance = torch.where(leads, variance, self.leader_variance)
         self.leader_mass = torch.where(leads, self._mass, self.leader_mass)
         self._part.zero_()
         self._mass.zero_()
+
+    def coherence(self) -> Tensor:
+        """Find how much larger the variance of partials is than if splits rounded apart, fp64 [rows, 1], 1 or more.
+
+        Splits whose outputs are alike, as where one value recurs all along the context, round alike.
+
+        Source: as in ``spread``, two Fourier terms, the second standing for the rest too.
+        """
+        first, second = self._waves.square().sum(2).unflatten(0, (2, 2)).sum(1)
+        waves = (first + (math.pi**2 / 6 - 1) * second) * (6 / math.pi**2)
+        return torch.where(self._apart > 0, waves / self._apart, 1.0).clamp_(min=1).double()[:, None]
 
     def second_rounding(self, out: Tensor, spacing: Tensor) -> Tensor:
         """Work out the variance of rounding the merged output to the same format, fp64 [rows, L].
@@ -233,27 +265,13 @@ class Partials:
         splits add.
         """
         # The leader's own rounding counts as far as its weight is not one.
-        rest = self.variance - self.leader_variance * (1 - (1 - self.leader_mass).square())
-        return known_rounding(out - self.leader, rest.double(), spacing)
-
-
-def known_rounding(moved: Tensor, noise: Tensor, spacing: Tensor) -> Tensor:
-    """Work out the mean square of rounding what is ``moved`` away from a grid, [rows, L].
-
-    A row led by one token, of a value that the output format has, is rounded back to that value however far the others have
-    moved it: a known error, the same for all elements of a significand, and not one of mean square 1 / 12.
-
-    Args:
-        moved: distance from a point of the grid, [rows, L].
-        noise: variance of that distance, [rows, L].
-        spacing: of the grid, [rows, L].
-
-    Source: the Fourier series of the squared distance to the next integer, damped by the noise.
-    """
-    turns = (moved / spacing).mul_(2 * math.pi)
-    damping = (noise / spacing.square()).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
-    waves = -damping * turns.cos() + damping.pow(4) * (2 * turns).cos() / 4 - damping.pow(9) * (3 * turns).cos() / 9
-    uniform = UNIFORM * spacing.square()
-    known = uniform + waves.mul_(spacing.square() / math.pi**2)
-    # A kernel may round off the grid after all: less than uniform is not granted to an element.
-    return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), torch.maximum(known, uniform), uniform)
+        rest = (self.variance - self.leader_variance * (1 - (1 - self.leader_mass).square())).double()
+        turns = ((out - self.leader) / spacing).mul_(2 * math.pi)
+        damping = (rest / spacing.square()).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
+        waves = -damping * turns.cos() + damping.pow(4) * (2 * turns).cos() / 4 - damping.pow(9) * (3 * turns).cos() / 9
+        uniform = UNIFORM * spacing.square()
+        known = uniform + waves.mul_(spacing.square() / math.pi**2)
+        # A kernel that scales V after the merge rounds off the grid: less than uniform is not granted to a row, nor to an
+        # element less than keeps half a spacing within five standard deviations. Near the grid three terms are no better.
+        floor = spacing.square() * 0.01
+        return torch.where(known.sum(1, keepdim=True) > uniform.sum(1, keepdim=True), torch.maximum(known, floor), uniform)

@@ -28,12 +28,14 @@ def result(kind: str = "PASS", *, backend: str = "b", regime: str | None = "r", 
     return Result(case=Case(heads=1, lengths=(3,)), backend=backend, regime=regime, verdict=made, seconds=0.25)
 
 
-def write(path: Path, *phases: tuple[Result, str], planned: bool = True, demanding: bool = False) -> Path:
+def write(path: Path, *phases: tuple[Result, str], planned: bool = True, demanding: bool = False, ended: bool = True) -> Path:
     writer = Writer(path, {"seed": 0})
     if planned:
         writer.write("planned", backend="b", regime="r", demanding=demanding)
     for made, phase in phases:
         writer.write("result", **result_line(made, phase))
+    if planned and ended:
+        writer.write("gated", backend="b", regime="r")
     writer.write("end")
     writer.close()
     return path
@@ -43,7 +45,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", (result(ratios={"row": 0.5}), "search"))
     ledger = read(path)
     assert ledger.header["version"] == VERSION
-    assert [line["kind"] for line in ledger.lines] == ["planned", "result", "end"]
+    assert [line["kind"] for line in ledger.lines] == ["planned", "result", "gated", "end"]
     assert ledger.lines[1]["case"] == "v1:H=1:S=1:N=3:end"
     assert ledger.lines[1]["measurements"]["ratios"] == {"row": 0.5}
     assert ledger.complete
@@ -132,6 +134,10 @@ def test_a_planned_regime_that_executed_nothing_fails(tmp_path: Path) -> None:
     assert row.reason == "no case executed"  # type: ignore[attr-defined]
     row = count(tmp_path, (result("UNSUPPORTED"), "search"))
     assert (row.reason, row.unrun) == ("no case executed", 1)  # type: ignore[attr-defined]
+
+
+def test_a_search_that_did_not_finish_is_no_pass(tmp_path: Path) -> None:
+    assert count(tmp_path, (result(), "search"), ended=False).reason == "not finished"  # type: ignore[attr-defined]
 
 
 def test_a_demanding_profile_fails_a_regime_that_never_saw_a_sensitivity(tmp_path: Path) -> None:

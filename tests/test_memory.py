@@ -52,11 +52,24 @@ def test_a_nan_that_turns_into_another_nan_is_a_change() -> None:
 def test_a_large_pool_takes_no_memory_until_touched() -> None:
     arena = Arena("cpu")
     pool = arena.allocate("cache", 1 << 38, torch.uint8)  # more than the machine has
-    arena.watch_only("cache", [(1 << 32, 16)])
+    arena.watch_rows("cache", 16, torch.tensor([3, 1 << 28]))
     arena.seal()
     pool[(1 << 32) + 3] = 1
     assert pool.numel() > LAZY_BYTES
-    assert [violation.fault for violation in arena.violations()] == ["input-changed"]
+    (violation,) = arena.violations()
+    assert violation.fault == "input-changed" and f"the first at byte {(1 << 32) + 3}" in violation.message
+
+
+def test_inputs_taken_over_in_place_are_the_new_ones_and_outputs_are_unwritten_again() -> None:
+    arena, given, out = sealed_arena()
+    other = Arena("cpu")
+    other.allocate("lengths", 3, torch.int32).copy_(torch.tensor([9, 8, 7]))
+    out.fill_(1)
+    arena.take(other)
+    assert given.tolist() == [9, 8, 7, 3, 4] and bool(torch.isnan(out).all())
+    assert arena.violations() == []
+    with pytest.raises(ValueError, match="only 12 have room"):
+        other.take(arena)
 
 
 def test_more_than_the_machine_has_is_refused() -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from harness.acceptance import acceptance
 from harness.case import Case
 from harness.plan import Pair
 from harness.profiles import PROFILES, Profile
 from harness.regimes import RELATIONS, load
 from harness.run import Result, run_case
 from harness.search import Outcome, Question, Search, questions, search
-from harness.strategies import acceptance, cases
+from harness.strategies import cases
 from harness.verdict import Verdict
 from tests.stubs import make, write_regimes
 
@@ -235,7 +236,7 @@ def test_a_fault_that_needs_a_relation_keeps_it_while_it_shrinks(pair: Pair) -> 
         made = verdict("variant" if broken else None)
         return Result(case=question.case, backend=pair.backend.name, regime=None, verdict=made, relation=question.relation)
 
-    profile = dataclasses.replace(PROFILES["smoke"], examples=300)
+    profile = dataclasses.replace(PROFILES["smoke"], examples=300, related=0.9)
     strategy = questions(cases(pair.regime, profile, pair.backend), profile)
     asked = Search(run, lambda result, phase: None, profile)
     outcome = search(strategy, asked, acceptance(pair.regime, pair.backend), seed=0, database=None)

@@ -86,6 +86,12 @@ def test_the_time_limit_ends_the_walk_with_what_it_has() -> None:
     assert max(walk.case.lengths) >= 70
 
 
+def test_a_length_counts_for_more_than_plain_content() -> None:
+    """This fault shows from 75 tokens on with plain content, by luck of the data, and from the edge on with rising scores."""
+    walk = shrink(BIG, lambda case: max(case.lengths) >= (65 if case.content == "rising" else 75), seconds=10)
+    assert walk.case == Case(heads=1, lengths=(65,), cache_format="e4m3fn", content="rising")
+
+
 def test_a_neighbour_that_asks_nothing_of_the_kernel_is_named_last() -> None:
     walk = shrink(BIG, lambda case: case.cache_scale != 1.0 and max(case.lengths) > 0, seconds=10)
     assert walk.case == Case(heads=1, lengths=(1,), cache_format="e4m3fn", cache_scale=0.37)

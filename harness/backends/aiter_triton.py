@@ -36,6 +36,13 @@ _FOREIGN_ROPE = {
     "fwd_grouped_kernel_stage1_rope": {"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 1},
     "fwd_kernel_stage2": {"num_stages": 2},
 }
+#: Fields that are constants of AITER's kernels, or decide which of their strides are multiples of 16.
+_COMPILED = frozenset(
+    {
+        "query_format", "cache_format", "latent", "rope", "heads", "query_tokens", "page_size", "table", "table_padding",
+        "token_padding", "page_padding", "query_layout", "lse",
+    }
+)  # fmt: skip
 
 
 class AiterTriton:
@@ -49,7 +56,7 @@ class AiterTriton:
         self.name = name
         self.source = source
         self.entry = entry
-        self.capabilities = Capabilities(empty_rows="undefined", returns_lse=entry.returns_lse)
+        self.capabilities = Capabilities(empty_rows="undefined", returns_lse=entry.returns_lse, compiled=_COMPILED)
         modules = modules_of(source, answered=True)
         place = next((place for place in entry.places if modules.has(place)), None)
         if place is None:

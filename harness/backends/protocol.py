@@ -47,6 +47,10 @@ class Capabilities:
     empty_rows: str = "zeros"
     #: Whether it can return the log-sum-exp.
     returns_lse: bool = True
+    #: Fields of Case for whose values it compiles kernels anew on a GPU; cases of a search share few of them there.
+    compiled: frozenset[str] = frozenset()
+    #: Whether its runs on a GPU can be captured into a graph and replayed over other lengths, values and tables.
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.output_format not in FORMATS:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -46,6 +46,10 @@ MOST_SPLITS = 8
 ROWS = (16, 64)
 #: int32 token positions, with room for the last tile
 _LONGEST = (1 << 31) - (1 << 12)
+#: fields that are constants of the kernel, or decide whether the pool's strides are multiples of 16
+_COMPILED = frozenset(
+    {"query_format", "cache_format", "latent", "rope", "page_size", "token_padding", "page_padding", "lse"}
+)
 _KERNEL = Path(__file__).with_name("triton_splitkv_kernel.py")
 _EIGHT_BITS = ("e4m3fn", "e4m3fnuz", "e5m2")
 #: format of the operands, and the query and cache formats that are widened to it: every value of either is one of its own
@@ -107,7 +111,7 @@ class SplitKV:
     @property
     def capabilities(self) -> Capabilities:
         """What holds for all its cases."""
-        return Capabilities(output_format="bf16", empty_rows="zeros", returns_lse=True)
+        return Capabilities(output_format="bf16", empty_rows="zeros", returns_lse=True, compiled=_COMPILED, graphs=True)
 
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Say why a case lies outside the contract on a device, or None."""
@@ -145,14 +149,20 @@ class SplitKV:
         }
         return Output(out=inputs.out, lse=inputs.lse, what_ran=ran)
 
-    def _launch(self, inputs: Inputs, tiling: Tiling) -> None:
+    def launch(self, inputs: Inputs) -> None:
+        """Call the kernels as on gfx950, whatever device the tensors are on; for compiling."""
+        self._launch(inputs, replace(_tile(inputs.case, torch.device("cpu")), rows=ROWS[0]), native=True)
+
+    def _launch(self, inputs: Inputs, tiling: Tiling, *, native: bool = False) -> None:
         case = inputs.case
-        attend, merge = (self._kernel(name, inputs.device) for name in ("attend", "merge"))
+        attend, merge = self._kernels.attend, self._kernels.merge
+        if inputs.device.type == "cpu" and not native:
+            attend, merge = interpreted(attend), interpreted(merge)
         nope, query_code = self._codes(inputs.query_nope, case.query_format)
         rope, _ = self._codes(inputs.query_rope, case.query_format)
         cache, cache_code = self._codes(inputs.cache, case.cache_format)
         if inputs.block_table is not None:
-            table, starts, table_width = inputs.block_table, inputs.block_table, inputs.block_table.stride(0)
+            table, starts, table_width = inputs.block_table, inputs.lengths, inputs.block_table.stride(0)
         else:
             assert inputs.kv_indices is not None and inputs.kv_indptr is not None
             table, starts, table_width = inputs.kv_indices, inputs.kv_indptr, 0
@@ -167,8 +177,9 @@ class SplitKV:
         attend[(case.batch, blocks, tiling.splits)](
             nope, rope, cache, table, starts, inputs.lengths, partial, partial_lse, case.softmax_scale,
             case.query_scale, case.cache_scale, case.query_tokens, case.heads, case.page_size, *nope.stride()[:3],
-            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits, **cuts, **_options(),
-            ROPE=case.rope, ROPE_TILE=_padded(case.rope), TILE=tiling.tile, RAGGED=inputs.block_table is None,
+            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits,
+            int(inputs.block_table is None), **cuts, **_options(native or torch.version.hip is not None),
+            ROPE=case.rope, ROPE_TILE=_padded(case.rope), TILE=tiling.tile,
             QUERY=query_code, CACHE=cache_code, OPERAND=_triton_type(operand_of(case.query_format, case.cache_format)),
         )  # fmt: skip
         lse = partial_lse if inputs.lse is None else inputs.lse
@@ -176,12 +187,6 @@ class SplitKV:
             partial, partial_lse, inputs.lengths, inputs.out, lse, case.query_tokens, case.heads, tiling.splits, **cuts,
             WITH_LSE=inputs.lse is not None,
         )  # fmt: skip
-
-    def _kernel(self, name: str, device: torch.device) -> Any:
-        kernel = getattr(self._kernels, name)
-        if device.type == "cpu":
-            return interpreted(kernel)
-        return kernel
 
     def _codes(self, codes: Tensor, name: str) -> tuple[Tensor, str]:
         """Give the tensor as the kernel takes it, and how the kernel decodes it."""
@@ -256,6 +261,8 @@ def _tile(case: Case, device: torch.device) -> Tiling:
         return Tiling(rows=min(max(least, 1 << (rows - 1).bit_length()), most), tile=TILE, splits=splits)
     # A program's accumulators must fit its registers, its operands its shared memory. CUDA keeps two tiles of the cache
     # there, so as to load one while it multiplies the other; with one stage ROCm keeps one.
+    if torch.cuda.is_current_stream_capturing():
+        splits = MOST_SPLITS  # a graph is replayed over longer requests; a split that has no tokens ends at once
     exact = operand_of(case.query_format, case.cache_format) == "fp32"
     row = (_padded(case.latent) + _padded(case.rope)) * (4 if exact else 2)
     buffers = 2 if torch.version.hip is None else 1
@@ -265,10 +272,10 @@ def _tile(case: Case, device: torch.device) -> Tiling:
     return Tiling(rows=least, tile=fitting[0] if fitting else least, splits=splits)
 
 
-def _options() -> dict[str, int]:
+def _options(rocm: bool) -> dict[str, int]:
     """Give Triton's launch options; the interpreter has none and ignores them."""
     # eight warps compile the integer decoding three times as fast as four, and run fp32 tiles six times as fast (H200)
-    return {"num_warps": 8} if torch.version.hip is None else {"num_warps": 8, "num_stages": 1}
+    return {"num_warps": 8, "num_stages": 1} if rocm else {"num_warps": 8}
 
 
 def _padded(width: int) -> int:

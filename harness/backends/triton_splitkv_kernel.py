@@ -55,7 +55,8 @@ def decode_codes(codes, values, COUNT: tl.constexpr, FORMAT: tl.constexpr):
 @triton.jit
 def tokens_per_split(length, STEP: tl.constexpr, SPLITS: tl.constexpr):
     """Give each split the same number of tokens, a multiple of STEP, so that SPLITS suffice; the last takes the rest."""
-    return tl.cdiv(tl.cdiv(length, SPLITS), STEP) * STEP
+    # One of no tokens too, so that nothing is divided by zero where a request has none.
+    return tl.maximum(tl.cdiv(tl.cdiv(length, SPLITS), STEP), 1) * STEP
 
 
 # Triton compiles a kernel anew for each set of whole numbers that are 1 or multiples of 16. Only the strides of the pool pay
@@ -72,6 +73,7 @@ _PLAIN_NUMBERS = (
     "rope_head",
     "table_width",
     "parts",
+    "ragged",
 )
 
 
@@ -79,9 +81,9 @@ _PLAIN_NUMBERS = (
 def attend(
     nope, rope, cache, table, table_starts, lengths, partial, partial_lse, softmax_scale, query_scale, cache_scale,
     tokens, heads, page_size, nope_request, nope_token, nope_head, rope_request, rope_token, rope_head,
-    page_stride, token_stride, table_width, parts,
+    page_stride, token_stride, table_width, parts, ragged,
     LATENT: tl.constexpr, LATENT_TILE: tl.constexpr, ROPE: tl.constexpr, ROPE_TILE: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, RAGGED: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr,
     QUERY: tl.constexpr, CACHE: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
     """Write one split's output and log-sum-exp of ROWS query rows.
@@ -126,10 +128,9 @@ def attend(
                 QUERY,
                 OPERAND,
             )
-        if RAGGED:
-            entries = table + tl.load(table_starts + request).to(tl.int64)
-        else:
-            entries = table + request.to(tl.int64) * table_width
+        # A padded table has rows of one width and ragged is 0; a ragged one's starts lie in table_starts, its width is 0.
+        entries = table + request.to(tl.int64) * table_width
+        entries += (tl.load(table_starts + request) * ragged).to(tl.int64)
         scale = softmax_scale * query_scale * cache_scale
         seen = length - tokens + token + 1
 

@@ -1,6 +1,6 @@
 """The rows of the verdict table, counted from ledger lines.
 
-1. A row is a backend in a regime. One that was planned and executed nothing is a row too, and a failing one.
+1. A row is a backend in a regime. One that was planned and executed nothing, or did not finish, is a failing one.
 2. Cases asked while shrinking are not counted: they are chosen to fail.
 3. A fault counts once, however many cases showed it.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.ledger import Line, number
+from harness.regimes import GRAPH
 from harness.search import EXECUTED
 
 #: Regime of the row that counts refusals of cases outside a backend's contract.
@@ -37,6 +38,14 @@ class Row:
     untrusted: int
     #: Cases that were not run, for want of memory.
     unrun: int
+    #: Why the first of them was not; None where all were.
+    short: str | None
+    #: Kernels that were compiled.
+    compiled: int
+    #: Cases among the executed that were captured into a graph and replayed.
+    graphs: int
+    #: Why no graph was asked for; None where some were.
+    no_graphs: str | None
     #: Worst measured value over its limit, and the metric's name.
     worst: float
     metric: str
@@ -44,8 +53,9 @@ class Row:
     seen: Mapping[str, int]
     #: Wall time of cases, shrinking included, seconds.
     seconds: float
-    #: Whether a search of this row was planned.
+    #: Whether a search of this row was planned, and whether it ended.
     planned: bool
+    ended: bool
     #: Whether the profile demands that every sensitivity is seen.
     demanding: bool
 
@@ -63,6 +73,8 @@ class Row:
             return "errors of the gate itself"
         if self.planned and not self.executed:
             return "no case executed"
+        if self.planned and not self.ended:
+            return "not finished"
         if self.demanding and self.unseen:
             return f"never seen: {', '.join(self.unseen)}"
         return None
@@ -72,7 +84,7 @@ def rows(lines: Iterable[Line]) -> list[Row]:
     """Count rows from the lines of one run's ledgers; by backend, in order of first appearance."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        if line["kind"] in ("planned", "result", "finding"):
+        if line["kind"] in ("planned", "result", "finding", "gated"):
             groups.setdefault((line["backend"], _regime(line)), []).append(line)
     backends = list(dict.fromkeys(backend for backend, _ in groups))
     found = [_count(backend, regime, group) for (backend, regime), group in groups.items()]
@@ -105,11 +117,16 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
         errors=verdicts["ERROR"],
         untrusted=verdicts["UNTRUSTED"],
         unrun=0 if regime == CONTRACT else verdicts["UNSUPPORTED"],
+        short=next((line["message"] for line in asked if line["verdict"] == "UNSUPPORTED"), None),
+        compiled=sum(line.get("compiled", 0) for line in results),
+        graphs=sum(line["relation"] == GRAPH for line in executed),
+        no_graphs=next((line["no_graphs"] for line in lines if line.get("no_graphs")), None),
         worst=worst,
         metric=metric,
         seen=_seen(executed),
         seconds=sum(line["seconds"] for line in results),
         planned=any(line["kind"] == "planned" for line in lines),
+        ended=any(line["kind"] == "gated" for line in lines),
         demanding=any(line["kind"] == "planned" and line["demanding"] for line in lines),
     )
 

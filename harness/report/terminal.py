@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from harness.report.rows import CONTRACT, Row
 
-_HEADS = ("backend", "regime", "cases", "failures", "untrusted", "worst ratio", "never seen", "time", "verdict")
+_HEADS = (
+    "backend", "regime", "cases", "failures", "untrusted", "worst ratio", "never seen", "compiled", "graphs", "time", "verdict",
+)  # fmt: skip
 #: Columns whose entries are words; numbers stand to the right.
 _WORDS = frozenset({"backend", "regime", "worst ratio", "never seen", "verdict"})
 
@@ -42,6 +44,20 @@ def verdict(found: Sequence[Row]) -> str:
     return f"mla-gate: PASS, {executed} cases executed"
 
 
+def notes(found: Sequence[Row]) -> list[str]:
+    """Say which cases were not run and why, and where no graph was asked for, one string a line."""
+    said = [
+        f"not run: {row.backend} × {row.regime}: {row.unrun} of {row.executed + row.unrun} cases; {row.short}"
+        for row in found
+        if row.unrun
+    ]
+    reasons: dict[str, list[str]] = {}
+    for row in found:
+        if row.no_graphs:
+            reasons.setdefault(row.no_graphs, []).append(row.regime)
+    return said + [f"no graphs asked of {', '.join(regimes)}: {reason}" for reason, regimes in reasons.items()]
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     contract = row.regime == CONTRACT
     share = f"{row.untrusted / row.executed:.1%}" if row.executed else "–"
@@ -56,6 +72,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         "–" if contract else share,
         worst,
         never,
+        str(row.compiled) if row.compiled else "–",
+        "–" if contract else "not asked" if row.no_graphs else str(row.graphs),
         f"{row.seconds:.1f} s",
-        f"FAIL: {row.reason}" if row.reason else "PASS",
+        f"FAIL: {row.reason}" if row.reason else f"PASS, {row.unrun} not run" if row.unrun else "PASS",
     )

@@ -1,0 +1,41 @@
+"""One question put to one backend: a plain run, a relation between two runs, or a captured graph.
+
+1. Every question ends in a result, whatever it is; what does not apply to a case is UNSUPPORTED, with the reason.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from harness.backends.protocol import Backend
+from harness.case import Case
+from harness.graphs import run_graph
+from harness.regimes import GRAPH, Regimes
+from harness.relations import run_relation
+from harness.run import Listener, Result, run_case
+
+
+def answer(
+    case: Case,
+    relation: str | None,
+    backend: Backend,
+    regimes: Regimes,
+    *,
+    device: torch.device | str = "cpu",
+    on_stage: Listener = lambda stage: None,
+) -> Result:
+    """Answer a question.
+
+    Args:
+        case: the problem.
+        relation: a key of relations.ALL, GRAPH for a captured graph, or None for a plain run.
+        backend: who is asked.
+        regimes: the rules it is judged by.
+        device: where it runs.
+        on_stage: hears "run" before the backend runs and "judge" after.
+    """
+    if relation is None:
+        return run_case(case, backend, regimes, device=device, on_stage=on_stage)
+    if relation == GRAPH:
+        return run_graph(case, backend, regimes, device=device, on_stage=on_stage)
+    return run_relation(case, relation, backend, regimes, device=device, on_stage=on_stage)
