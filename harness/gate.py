@@ -137,7 +137,8 @@ class Gate:
 
         A relation that does not apply, and one whose other run is known to fail, leave one run.
         """
-        other = ALL[relation].other(case) if relation in ALL else None
+        known = ALL.get(relation or "")
+        other = known.other(case) if known else None
         if other is not None and covering(backend.name, other[0]) is not None:
             relation = None
         result = self._run(case, relation, backend)
