@@ -10,7 +10,7 @@ Source: boundary lengths find mask faults and regular ones do not (FlashMLA's an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,16 @@ DENSE = 136
 TILES = (16, 32, 64, 128, 256)
 #: How often an edge among the dense lengths stands in the table: with 13 edges about a fifth of all draws.
 EDGE_WEIGHT = 4
+#: Lengths that are edges of the query tokens: fewer cached ones, as many, one more.
+SHORT = frozenset({1, 2, 3, 4, 5, 8})
 #: Heads of a case: small ones, those of production models split over 1 to 16 GPUs, and the neighbours of MFMA tiles.
 HEADS = (*range(1, 17), 1, 8, 12, 16, 17, 20, 24, 31, 32, 33, 40, 48, 64, 65, 96, 127, 128, 129, 192, 256)
 #: Query tokens of a request: plain decode most often, then the depths of multi-token prediction.
-QUERY_TOKENS = (1, 1, 1, 1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 16)
+QUERY_TOKENS = (1, 1, 1, 1, 1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 11, 16)
+#: Requests of a case: few most often; then the edges of the batches that engines capture graphs for.
+BATCHES = (*(1, 2) * 4, *(3, 4) * 3, *range(5, 10), 16, 17, 32, 33, 64, 65, 128, 129, 256, 257)
+#: Up to this many requests, one may hold all tokens of a case; more share them.
+FEW = 4
 #: Rows of large pools: page ids past 2^16; 2^31 bytes of bf16 rows of 576; 2^32 of them, which is 2^31 elements of any and
 #: 2^31 bytes of fp8; 2^32 bytes of fp8; page ids past 2^24.
 POOLS = (70_000, 1_900_000, 3_800_000, 7_600_000, 17_000_000)
@@ -42,8 +48,15 @@ class Axis:
     fields: tuple[str, ...]
     #: A value for each field, plainest first.
     values: tuple[tuple[Any, ...], ...]
-    #: How often the plainest value stands in the table; the others stand there once.
+    #: How often the plainest value stands in the table.
     plain: int = 1
+    #: Values that stand there three times; every other one stands there once.
+    often: tuple[tuple[Any, ...], ...] = ()
+
+    def table(self, kept: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+        """Weigh those of its values that are kept, by repetition."""
+        counts = [self.plain, *(3 if value in self.often else 1 for value in kept[1:])]
+        return tuple(value for value, count in zip(kept, counts, strict=True) for _ in range(count))
 
 
 def _axis(field: str, *values: Any, plain: int = 1) -> Axis:
@@ -53,7 +66,7 @@ def _axis(field: str, *values: Any, plain: int = 1) -> Axis:
 #: Every axis but requests, lengths, heads, query tokens and seed; drawn in this order.
 AXES: tuple[Axis, ...] = (
     Axis(fields=("query_format", "cache_format"), values=tuple(itertools.product(FORMATS, FORMATS))),
-    _axis("page_size", 1, 2, 3, 7, 16, 32, 64, 128, plain=3),
+    _axis("page_size", 1, 2, 3, 7, 16, 32, 64, 128, 256, 480, plain=3),
     # The large pools span 2^31 and 2^32 bytes, and page ids past 2^16 and 2^24; on a CPU only live pages take memory.
     Axis(
         fields=("placement", "pool_rows"),
@@ -64,6 +77,7 @@ AXES: tuple[Axis, ...] = (
             *(("straddling", rows) for rows in POOLS),
         ),
         plain=3,
+        often=(("permuted", 0), ("shared", 0)),
     ),
     _axis("table", *TABLES),
     _axis("table_padding", 0, 1, 5, plain=2),
@@ -71,15 +85,20 @@ AXES: tuple[Axis, ...] = (
     _axis("token_padding", 0, 64, 16, 1, plain=4),
     _axis("page_padding", 0, 576, 64, 1, plain=4),
     # A power of two moves through rounding unseen; the others do not.
-    _axis("cache_scale", 1.0, 0.5, 1.7, 0.0371, 11.3, plain=2),
-    _axis("query_scale", 1.0, 2.0, 0.3, 0.0213, 7.9, plain=2),
+    _axis("cache_scale", 1.0, 0.5, 1.7, 0.0371, 11.3, 0.00093, 310.0, plain=2),
+    _axis("query_scale", 1.0, 2.0, 0.3, 0.0213, 7.9, 0.00071, 130.0, plain=2),
     # 1/sqrt(192), 1/sqrt(576), and DeepSeek's with the YaRN factor 1.3689 squared.
     _axis("softmax_scale", 192**-0.5, 576**-0.5, 192**-0.5 * 1.3689**2, plain=3),
     _axis("lse", True, False, plain=4),
     _axis("content", *CONTENTS, plain=3),
     _axis("amplitude", 1.0, 0.25, 3.0, 10.0, 30.0, 100.0, plain=4),
     _axis("poison", *POISONS),
-    Axis(fields=("latent", "rope"), values=((512, 64), (128, 64), (256, 32), (64, 16)), plain=12),
+    # The last three are no powers of two, or have no rope part.
+    Axis(
+        fields=("latent", "rope"),
+        values=((512, 64), (128, 64), (256, 32), (64, 16), (192, 48), (512, 0), (8, 8)),
+        plain=20,
+    ),
 )
 #: Seeds that are drawn; the shrunk seed is 0 where the seed does not matter.
 SEEDS = 1 << 32
@@ -90,6 +109,7 @@ def lengths_table(longest: int, tiles: Iterable[int] = TILES) -> tuple[int, ...]
     tiles = sorted({*tiles, *TILES})
     table = list(range(min(DENSE, longest) + 1))
     near = {edge + step for tile in tiles for edge in (tile, 2 * tile) for step in (-1, 0, 1) if edge + step <= DENSE}
+    near |= SHORT
     table += [edge for edge in near if edge <= longest] * (EDGE_WEIGHT - 1)
     far = set()
     for tile in tiles:

@@ -23,7 +23,13 @@ CASES = Path(__file__).resolve().parent.parent / "cases"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given, rest = parser.parse_known_args(arguments)
+    if rest and given.command != "run":
+        parser.error(
+            f"mla-gate {given.command} does not know {' '.join(rest)}: mla-gate {given.command} --help says what it knows"
+        )
+    given.rest = [text for text in rest if text != "--"]
     # Triton reads this when it is imported: later is too late.
     if not _sees_gpu():
         os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -79,12 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     regimes.add_argument("--backend", metavar="NAME", help="only those of this backend")
     regimes.add_argument("--regimes-file", type=Path, metavar="FILE", help="read this file (default: cases/regimes.toml)")
 
-    run = add("run", _run, "Run the gate: what `pytest` on the cases does, with the same options.", as_json=False)
+    run = add("run", _run, "Run the gate: what pytest does on the cases, with its options and those of the plugin: "
+              "--seed, --device, --examples, --repro-dir, -n 2, -k …; `pytest -p harness.plugin --help` lists them all.",
+              as_json=False)  # fmt: skip
     run.add_argument("--backend", action="append", default=[], metavar="NAME", help="gate this backend; may be repeated")
     run.add_argument("--regime", action="append", default=[], metavar="NAME", help="gate only this regime; may be repeated")
     run.add_argument("--profile", choices=tuple(PROFILES), default=DEFAULT, help=f"how much is asked (default: {DEFAULT})")
-    run.add_argument("rest", nargs=argparse.REMAINDER, metavar="-- PYTEST-OPTION …",
-                     help="options of the plugin and of pytest: --seed, --device, --repro-dir, -n 2, -k …")  # fmt: skip
 
     for name, act, about in (
         ("replay", cli_case.replay, "Run one case again and judge it: an id, or the JSON file of a repro."),
@@ -168,8 +174,7 @@ def _run(given: Any) -> int:
     options = ["-p", "harness.plugin", str(CASES), "--profile", given.profile]
     options += [text for name in given.backend for text in ("--backend", name)]
     options += [text for name in given.regime for text in ("--regime", name)]
-    rest = given.rest[1:] if given.rest[:1] == ["--"] else given.rest
-    status = int(pytest.main([*options, *rest]))
+    status = int(pytest.main([*options, *given.rest]))
     return status if status in (0, 1) else 130 if status == pytest.ExitCode.INTERRUPTED else 2
 
 

@@ -197,7 +197,7 @@ class Gate:
         """
         device, name = self.plan.device, f"{pair.backend.name} × {pair.regime.name}"
         accepts = acceptance(pair.regime, pair.backend, device)
-        seed = zlib.crc32(f"{self.options.seed} {pair} {relation or ''}".encode())
+        seed = zlib.crc32(" ".join(filter(None, (str(self.options.seed), str(pair), relation))).encode())
         profile = self.profile if relation is None else dataclasses.replace(self.profile, examples=self.profile.graphs)
         drawn = cases(pair.regime, self.profile, pair.backend, device, seed=seed)
         if relation is None:

@@ -26,7 +26,7 @@ import torch
 from hypothesis import strategies as st
 
 from harness.acceptance import Accepts, acceptance
-from harness.axes import AXES, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
+from harness.axes import AXES, BATCHES, FEW, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
 from harness.profiles import Profile
@@ -63,7 +63,7 @@ class Domain:
 
     #: A plain case that is accepted; where axes clash, cases move towards it.
     plain: Case
-    #: Numbers of requests that are accepted, ascending.
+    #: Numbers of requests that are accepted, ascending, weighted.
     batches: tuple[int, ...]
     #: Lengths, ascending, weighted by repetition.
     lengths: tuple[int, ...]
@@ -104,13 +104,14 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
 
     table = lengths_table(profile.longest, tiles)
     fits = {length: possible(lengths=(length,) * plain.batch) for length in dict.fromkeys(table)}
-    batches = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
+    dense = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
+    batches = sorted(count for count in BATCHES if count in dense) or dense
     axes = []
     for axis in AXES:
         kept = [value for value in axis.values if possible(**dict(zip(axis.fields, value, strict=True)))]
         own = tuple(getattr(plain, field) for field in axis.fields)
         kept = kept or [own]
-        axes.append(Axis(fields=axis.fields, values=tuple([kept[0]] * (axis.plain - 1) + kept)))
+        axes.append(Axis(fields=axis.fields, values=axis.table(kept)))
     return Domain(
         plain=plain,
         batches=tuple(batches) or (plain.batch,),
@@ -226,12 +227,15 @@ def draw_index(draw: st.DrawFn, place: int, count: int) -> int:
 
 def _draw_lengths(index: Callable[[int], int], known: Domain, table: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     count = known.batches[index(len(known.batches))]
-    if known.batches == tuple(range(1, len(known.batches) + 1)):
-        lengths = [table[index(len(table))] for _ in range(count)]
-        return tuple(lengths[: max(bisect_right(list(itertools.accumulate(lengths)), tokens), 1)])
-    # Only some numbers of requests are accepted: all are kept, and each is short enough for its number.
-    most = max(bisect_right(table, tokens // count), 1)
-    return tuple(table[index(most)] for _ in range(count))
+    least, left = table[0], tokens
+    lengths = []
+    for place in range(count):
+        # What is left when the requests after this one are as short as may be; of many, each has its share and some more.
+        most = left - least * (count - place - 1)
+        most = min(most, tokens if count <= FEW else FEW * tokens // count)
+        lengths.append(table[index(max(bisect_right(table, most), 1))])
+        left -= lengths[-1]
+    return tuple(lengths)
 
 
 def _inside(fields: dict[str, Any], plain: Case, accepts: Accepts) -> Case:

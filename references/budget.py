@@ -41,6 +41,9 @@ from references.terms import STEPS, U32, UNIFORM, rounded_context
 
 __all__ = ["Arithmetic", "Budget", "Splits", "budget"]
 
+#: Smallest deviation told apart from none, of V's height: fp32 sums of squares hold no less.
+_FAINT = 2.0**-60
+
 #: Largest error over the height of V: weights are positive and sum to one, each rounded, so that no output lies beyond 1.5
 #: times the largest value, and the truth does not lie beyond it.
 _FARTHEST = 2.5
@@ -131,7 +134,7 @@ def _settle(tally: Tally, found: Budget) -> None:
     shift = rounded.out / tally.truth.height - tally.out if rounded else None
     parts = _variances(tally, scale, coherence, shift)
     hard = _hard(tally, scale)
-    variance = (parts.tokens + parts.common + parts.single) * scale**2
+    variance = (parts.tokens + parts.common + parts.single).clamp_(min=_FAINT**2) * scale**2
     over = tally.out.abs() * scale + hard >= find(arithmetic.output).maximum
     shares = _shares(tally, parts, scale, coherence)
     moved = rounded.lse - tally.truth.lse if rounded else None
@@ -167,7 +170,7 @@ def _variances(tally: Tally, scale: float, coherence: Tensor, shift: Tensor | No
         + UNIFORM * (2 * U32) ** 2 * STEPS * moments.drift(SCORE, out).square()
         + UNIFORM * (2 * U32) ** 2 * (STEPS + tally.sum_depth) * out.square(),
         sums=flushed.square() + UNIFORM * (2 * U32) ** 2 * tally.depth * (out.square() + squares),
-        partials=tally.partials.variance.double() if tally.merges else torch.zeros_like(out),
+        partials=tally.partials.coherence() * tally.partials.variance.double() if tally.merges else torch.zeros_like(out),
         last=tally.partials.second_rounding(out, spacing) if twice else spacing.square() * UNIFORM,
     )
 

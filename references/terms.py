@@ -25,6 +25,8 @@ from references.problem import Problem
 UNIFORM = 1 / 12
 #: fp32's unit roundoff.
 U32 = 2.0**-24
+#: Columns of V that stand for all where only a factor of the row is wanted.
+_COLUMNS = 32
 #: fp32 roundings on the way of one value besides sums and exponentials: scales multiplied together, applied to the score and
 #: to V, weights of the merge, the division by the sum. More than any kernel here needs.
 STEPS = 16
@@ -200,6 +202,10 @@ class Partials:
         self.variance, self.bound, self.magnitude = (torch.zeros_like(self._part) for _ in range(3))
         #: Sum over splits of the square of a row's variance, [rows].
         self.squares = self._mass.new_zeros(len(like))
+        #: Roundings of partials by their phases: cosine and sine of two harmonics, [4, rows, columns], and as if apart, [rows].
+        self._columns = slice(None, None, max(1, like.shape[1] // _COLUMNS))
+        self._waves = torch.zeros_like(self._part[:, self._columns]).repeat(4, 1, 1)
+        self._apart = self._mass.new_zeros(len(like))
         #: Output of each row's heaviest split, its variance after the merge, [rows, L], and its weight, [rows, 1].
         self.leader, self.leader_variance = torch.zeros_like(self._part), torch.zeros_like(self._part)
         self.leader_mass = torch.zeros_like(self._mass)
@@ -221,12 +227,29 @@ class Partials:
         self.squares += variance.sum(1).square()
         self.bound.add_(error, alpha=0.5)
         self.magnitude += self._part.abs()
+        turns, size = (out * self._scale / ulp(out * self._scale, self._known))[:, self._columns], error[:, self._columns]
+        turn = torch.polar(torch.ones_like(turns), turns.frac() * (2 * math.pi))
+        for harmonic, wave in enumerate((turn, turn * turn)):
+            self._waves[2 * harmonic] += size * wave.real
+            self._waves[2 * harmonic + 1] += size * wave.imag
+        self._apart += size.square().sum(1)
         leads = self._mass > self.leader_mass
         self.leader = torch.where(leads, out, self.leader)
         self.leader_variance = torch.where(leads, variance, self.leader_variance)
         self.leader_mass = torch.where(leads, self._mass, self.leader_mass)
         self._part.zero_()
         self._mass.zero_()
+
+    def coherence(self) -> Tensor:
+        """Find how much larger the variance of partials is than if splits rounded apart, fp64 [rows, 1], 1 or more.
+
+        Splits whose outputs are alike, as where one value recurs all along the context, round alike.
+
+        Source: as in ``spread``, two Fourier terms, the second standing for the rest too.
+        """
+        first, second = self._waves.square().sum(2).unflatten(0, (2, 2)).sum(1)
+        waves = (first + (math.pi**2 / 6 - 1) * second) * (6 / math.pi**2)
+        return torch.where(self._apart > 0, waves / self._apart, 1.0).clamp_(min=1).double()[:, None]
 
     def second_rounding(self, out: Tensor, spacing: Tensor) -> Tensor:
         """Work out the variance of rounding the merged output to the same format, fp64 [rows, L].

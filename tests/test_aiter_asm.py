@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from harness.backends.aiter_asm import AiterAsm, AsmLibrary
+from harness.backends.aiter_asm import AiterAsm, AsmLibrary, load_library
 from harness.backends.aiter_asm_cells import read_cells, why_no_cell
-from harness.backends.aiter_source import SOURCE_VARIABLE, named_sources
+from harness.backends.aiter_source import SOURCE_VARIABLE, named_sources, parse_source
 from harness.backends.calling import keywords_for
 from harness.backends.protocol import NotInstalled, Unsupported
 from harness.case import Case
 from harness.inputs import make_inputs
 from references.oracle import oracle
+from tests.aiter_checkout import make_checkout
 
 CUDA = torch.device("cuda")
 #: Largest relative error (2-norms of a row) of answers whose probabilities are rounded to bf16 and to e4m3.
@@ -80,6 +83,15 @@ def test_a_refused_cell_is_never_called() -> None:
     )
     with pytest.raises(Unsupported, match="no kernel"):
         backend.run(make_inputs(Case.parse("v1:H=12:N=130:lse=0:end")))
+
+
+def test_a_source_that_cannot_be_imported_whole_leaves_nothing_behind(tmp_path: Path) -> None:
+    text = "import sys\nsys.path.append('gone')\nimport aiter.beside\nraise RuntimeError('ROCm version file not found')"
+    root = make_checkout(tmp_path, {"aiter/__init__.py": text, "aiter/beside.py": ""})
+    before = list(sys.path), set(sys.modules)
+    with pytest.raises(NotInstalled, match=r"need the whole of AITER with ROCm.*ROCm version file not found"):
+        load_library(parse_source(str(root)))
+    assert (list(sys.path), set(sys.modules)) == before
 
 
 def test_a_parameter_that_a_call_rests_on_must_exist() -> None:

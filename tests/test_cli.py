@@ -199,10 +199,17 @@ def test_too_little_memory_is_said_and_is_no_pass(ask: Ask, rules: list[str], mo
     assert status == 2
 
 
+def test_an_option_that_a_command_does_not_know_is_a_wrong_question(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["show", FAILING, "--colour"])
+    assert ended.value.code == 2
+    assert "mla-gate show does not know --colour" in capsys.readouterr().err
+
+
 def test_run_hands_its_options_to_pytest_and_its_status_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     for status, expected in ((0, 0), (1, 1), (2, 130), (3, 2), (4, 2), (5, 2)):
         monkeypatch.setattr(pytest, "main", lambda arguments, status=status: asked.append(arguments) or status)
-        assert main(["run", "--backend", "torch-sdpa", "--profile", "gate", "--", "-k", "pinned"]) == expected
-    assert asked[0][-6:] == ["--profile", "gate", "--backend", "torch-sdpa", "-k", "pinned"]
+        assert main(["run", "--backend", "torch-sdpa", "--seed", "3", "--profile", "gate", "--", "-k", "pinned"]) == expected
+    assert asked[0][-8:] == ["--profile", "gate", "--backend", "torch-sdpa", "--seed", "3", "-k", "pinned"]

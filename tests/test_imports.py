@@ -26,8 +26,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cases": ("cases",),
     "finding": (
         "harness.strategies", "harness.profiles", "harness.shrink", "harness.search", "harness.repro", "harness.script",
-        "harness.explain", "harness.faults", "harness.routes", "harness.relations", "harness.refusal", "harness.plan",
-        "harness.ledger", "harness.worker", "harness.bench", "harness.calibrate",
+        "harness.explain", "harness.faults", "harness.routes", "harness.relations", "harness.graphs", "harness.answer",
+        "harness.refusal", "harness.plan", "harness.ledger", "harness.worker", "harness.bench", "harness.calibrate",
     ),
     "core": ("harness",),
 }  # fmt: skip

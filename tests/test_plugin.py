@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from xml.etree import ElementTree
 
 import pytest
@@ -231,6 +232,12 @@ def test_a_kernel_that_takes_its_process_along_is_found_and_shrunk(gate: Gate) -
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"FAIL crash: {STUB}dying × few-heads" in done.stdout
     assert f"mla-gate replay v1:H=1:S=1:N=71:end --backend {STUB}dying --device cpu" in done.stdout
+
+
+def test_the_plugin_may_be_named_also_where_it_is_installed() -> None:
+    """pytest refuses one module under two names: the entry point has the name that ``-p`` gives it."""
+    project = tomllib.loads((CASES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["pytest11"] == {"harness.plugin": "harness.plugin"}
 
 
 def test_a_long_run_shows_progress(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

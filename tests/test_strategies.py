@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -14,11 +15,13 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 
 from harness.acceptance import acceptance
 from harness.axes import AXES, DENSE, lengths_table
+from harness.backends import registry
+from harness.backends.protocol import Capabilities
 from harness.case import CONTENTS, Case
 from harness.plan import Pair
 from harness.profiles import PROFILES
 from harness.regimes import load
-from harness.strategies import NoSuchCase, beyond, cases, domain
+from harness.strategies import NoSuchCase, beyond, cases, domain, kernel_sets
 from tests.stubs import make, write_regimes
 
 CPU = torch.device("cpu")
@@ -34,7 +37,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def draw(pair: Pair, count: int, profile: str = "smoke") -> list[Case]:
     drawn: list[Case] = []
 
-    @hypothesis.seed(1)
+    @hypothesis.seed(2)
     @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(cases(pair.regime, PROFILES[profile], pair.backend))
@@ -61,6 +64,70 @@ def test_no_draw_is_thrown_away(pair: Pair, drawn: list[Case]) -> None:
 
 def test_the_same_seed_draws_the_same_cases(pair: Pair) -> None:
     assert draw(pair, 30) == draw(pair, 30)
+
+
+@pytest.fixture(scope="module")
+def anything() -> list[Case]:
+    """Draw cases of a backend that accepts all."""
+    return draw(Pair(backend=registry.make("torch-sdpa"), regime=load().named("sdpa-fp32")), 600)
+
+
+def test_a_case_is_no_near_copy_of_one_before_it(anything: list[Case]) -> None:
+    fields = Case.__dataclass_fields__
+    drawn = anything[100:]  # Hypothesis begins with some of the plainest
+    copies = {
+        case
+        for place, case in enumerate(drawn)
+        for before in drawn[max(0, place - 6) : place]
+        if sum(getattr(case, field) != getattr(before, field) for field in fields) <= 2
+    }
+    assert len(copies) < len(drawn) // 20
+
+
+#: Where kernels are wrong alone: each must be asked in any run.
+CORNERS: dict[str, Callable[[Case], bool]] = {
+    "many heads, long": lambda case: case.heads >= 16 and max(case.lengths) > 256,
+    "more heads than a tile": lambda case: case.heads > 64,
+    "more query rows than two tiles": lambda case: case.heads * case.query_tokens > 128,
+    "many query tokens": lambda case: case.query_tokens > 8,
+    "long, several query tokens and heads": lambda case: max(case.lengths) > 256 and min(case.query_tokens, case.heads) > 1,
+    "several query tokens, one cached": lambda case: any(0 < length < case.query_tokens for length in case.lengths),
+    "as many tokens as query tokens": lambda case: 1 < case.query_tokens in case.lengths,
+    "an empty request before another": lambda case: 0 in case.lengths[:-1] and max(case.lengths) > 0,
+    "one token": lambda case: 1 in case.lengths,
+    "more than four requests": lambda case: case.batch > 4,
+    "one long request among short ones": lambda case: case.batch > 1 and max(case.lengths) > 4 * max(1, min(case.lengths)),
+    "pages that are shared": lambda case: case.placement == "shared" and sum(n > case.page_size for n in case.lengths) > 1,
+    "pages larger than a tile": lambda case: case.page_size > 128,
+    "several large pages": lambda case: case.page_size >= 64 and max(case.lengths) > 2 * case.page_size,
+    "pages that divide no tile": lambda case: 64 % case.page_size != 0 and case.page_size % 64 != 0,
+    "a high pool, ragged": lambda case: case.pool_rows > 0 and case.table == "ragged" and case.page_size > 1,
+    "padded rows in pages": lambda case: case.token_padding > 0 and case.page_size > 1,
+    "transposed, every axis": lambda case: (
+        case.query_layout == "transposed" and min(case.batch, case.query_tokens, case.heads) > 1
+    ),
+    "fused, ragged, several query tokens": lambda case: (
+        (case.query_layout, case.table) == ("fused", "ragged") and case.query_tokens > 1
+    ),
+    "no lse, several query tokens": lambda case: not case.lse and case.query_tokens > 1,
+    "a small scale": lambda case: case.cache_scale < 0.001,
+    "a large scale": lambda case: case.cache_scale > 100,
+    "widths that are no powers of two": lambda case: case.latent == 192,
+    "no rope part": lambda case: case.rope == 0,
+}
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_corners_are_drawn(anything: list[Case], corner: str) -> None:
+    assert sum(map(CORNERS[corner], anything)) >= len(anything) // 100
+
+
+def test_large_batches_are_drawn_where_there_is_room() -> None:
+    made = draw(Pair(backend=registry.make("torch-sdpa"), regime=load().named("sdpa-fp32")), 200, "gate")
+    assert max(case.batch for case in made) >= 64
+    assert sum(case.batch <= 4 for case in made) > 80
+    large = [case for case in made if case.batch > 8]
+    assert any(len(set(case.lengths)) > 4 for case in large)
 
 
 def test_every_value_of_every_axis_is_drawn(pair: Pair, drawn: list[Case]) -> None:
@@ -190,3 +257,31 @@ def test_plain_values_stand_first_in_every_axis() -> None:
     fields = list(itertools.chain.from_iterable(axis.fields for axis in AXES))
     assert len(set(fields)) == len(fields)
     assert set(Case.__dataclass_fields__) - set(fields) == {"heads", "query_tokens", "lengths", "seed"}
+
+
+def test_on_a_gpu_the_fields_that_kernels_are_compiled_for_come_in_few_sets(pair: Pair) -> None:
+    compiled = frozenset({"heads", "page_size", "latent", "rope", "token_padding"})
+    backend = dataclasses.replace(pair.backend, capabilities=Capabilities(compiled=compiled))  # type: ignore[type-var]
+    accepts = acceptance(pair.regime, backend, "cuda")
+    sets = {tuple(sorted(made.items())) for made in kernel_sets(domain(pair.regime, SMOKE, accepts), compiled, 8, 3)}
+    assert {value for made in sets for name, value in made if name == "page_size"} == {1, 2, 3, 7, 16, 32, 64, 128}
+    found, drawn = set(), []
+
+    @hypothesis.seed(1)
+    @settings(max_examples=200, database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(cases(pair.regime, SMOKE, backend, "cuda", seed=3))
+    def collect(case: Case) -> None:
+        drawn.append(case)
+        found.add(tuple((name, getattr(case, name)) for name in sorted(compiled)))
+        assert case.batch == 1 or case.heads * case.query_tokens * sum(case.lengths) <= SMOKE.scores
+
+    collect()
+    assert found <= sets and len(found) >= 4
+    assert len({case.lengths for case in drawn}) > 100
+
+
+def test_the_first_set_of_kernels_is_the_plainest(pair: Pair) -> None:
+    known = domain(pair.regime, SMOKE, acceptance(pair.regime, pair.backend))
+    first = kernel_sets(known, frozenset({"page_size", "table", "latent"}), 5, 1)[0]
+    assert first == {"page_size": 1, "table": "padded", "latent": 512, "rope": 64}

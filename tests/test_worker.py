@@ -43,7 +43,7 @@ def verdict(result: Result) -> tuple[str, str | None]:
         ("eat-memory", "crash", "memory"),
         ("write-past", "guard-touched", "out: written 0 to 7 bytes past its end"),
         ("write-cache", "input-changed", "cache: 1 bytes changed, the first at byte 0"),
-        ("leave-a-row", "unwritten", "512 output elements never written, the first at request 1, query token 0, head 1"),
+        ("leave-a-row", "unwritten", "512 output elements were never written, the first at request 1, query token 0, head 1"),
         ("position", "mismatch", "row [1, 0,"),
     ],
 )

@@ -66,23 +66,27 @@ def load_library(source: AiterSource) -> AsmLibrary:
             f"aiter is already loaded from {loaded.__file__}; the compiled AITER of {source.root} cannot stand beside it. "
             f"Run the two versions in two runs."
         )
+    path, modules, finders = list(sys.path), set(sys.modules), list(sys.meta_path)
     sys.path.insert(0, str(source.root))
     try:
         mla, package = importlib.import_module("aiter.mla"), importlib.import_module("aiter")
-        return AsmLibrary(
+        library = AsmLibrary(
             decode=mla.mla_decode_fwd,
             metadata_info=package.get_mla_metadata_info_v1,
             metadata=package.get_mla_metadata_v1,
         )
     except Exception as error:
-        for name in [n for n in sys.modules if n == "aiter" or n.startswith("aiter.")]:
-            del sys.modules[name]
+        # AITER puts modules of its own beside itself, and folders on the path, before it fails.
+        for name in set(sys.modules) - modules:
+            if name.partition(".")[0] == "aiter" or str(source.root) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+        sys.path[:], sys.meta_path[:] = path, finders
         raise NotInstalled(
             f"the asm kernels need the whole of AITER with ROCm; importing aiter.mla from {source.root} failed "
             f"({type(error).__name__}: {error}). Run on a ROCm host with AITER installed."
         ) from error
-    finally:
-        sys.path.remove(str(source.root))
+    sys.path.remove(str(source.root))
+    return library
 
 
 class AiterAsm:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -149,9 +149,15 @@ class SplitKV:
         }
         return Output(out=inputs.out, lse=inputs.lse, what_ran=ran)
 
-    def _launch(self, inputs: Inputs, tiling: Tiling) -> None:
+    def launch(self, inputs: Inputs) -> None:
+        """Call the kernels as on gfx950, whatever device the tensors are on; for compiling."""
+        self._launch(inputs, replace(_tile(inputs.case, torch.device("cpu")), rows=ROWS[0]), native=True)
+
+    def _launch(self, inputs: Inputs, tiling: Tiling, *, native: bool = False) -> None:
         case = inputs.case
-        attend, merge = (self._kernel(name, inputs.device) for name in ("attend", "merge"))
+        attend, merge = self._kernels.attend, self._kernels.merge
+        if inputs.device.type == "cpu" and not native:
+            attend, merge = interpreted(attend), interpreted(merge)
         nope, query_code = self._codes(inputs.query_nope, case.query_format)
         rope, _ = self._codes(inputs.query_rope, case.query_format)
         cache, cache_code = self._codes(inputs.cache, case.cache_format)
@@ -171,7 +177,8 @@ class SplitKV:
         attend[(case.batch, blocks, tiling.splits)](
             nope, rope, cache, table, starts, inputs.lengths, partial, partial_lse, case.softmax_scale,
             case.query_scale, case.cache_scale, case.query_tokens, case.heads, case.page_size, *nope.stride()[:3],
-            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits, int(inputs.block_table is None), **cuts, **_options(),
+            *rope.stride()[:3], cache.stride(0), cache.stride(1), table_width, tiling.splits,
+            int(inputs.block_table is None), **cuts, **_options(native or torch.version.hip is not None),
             ROPE=case.rope, ROPE_TILE=_padded(case.rope), TILE=tiling.tile,
             QUERY=query_code, CACHE=cache_code, OPERAND=_triton_type(operand_of(case.query_format, case.cache_format)),
         )  # fmt: skip
@@ -180,12 +187,6 @@ class SplitKV:
             partial, partial_lse, inputs.lengths, inputs.out, lse, case.query_tokens, case.heads, tiling.splits, **cuts,
             WITH_LSE=inputs.lse is not None,
         )  # fmt: skip
-
-    def _kernel(self, name: str, device: torch.device) -> Any:
-        kernel = getattr(self._kernels, name)
-        if device.type == "cpu":
-            return interpreted(kernel)
-        return kernel
 
     def _codes(self, codes: Tensor, name: str) -> tuple[Tensor, str]:
         """Give the tensor as the kernel takes it, and how the kernel decodes it."""
@@ -271,10 +272,10 @@ def _tile(case: Case, device: torch.device) -> Tiling:
     return Tiling(rows=least, tile=fitting[0] if fitting else least, splits=splits)
 
 
-def _options() -> dict[str, int]:
+def _options(rocm: bool) -> dict[str, int]:
     """Give Triton's launch options; the interpreter has none and ignores them."""
     # eight warps compile the integer decoding three times as fast as four, and run fp32 tiles six times as fast (H200)
-    return {"num_warps": 8} if torch.version.hip is None else {"num_warps": 8, "num_stages": 1}
+    return {"num_warps": 8, "num_stages": 1} if rocm else {"num_warps": 8}
 
 
 def _padded(width: int) -> int:

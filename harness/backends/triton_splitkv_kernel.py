@@ -128,9 +128,9 @@ def attend(
                 QUERY,
                 OPERAND,
             )
-        # A padded table has rows of one width; the ends of a ragged one lie in table_starts, else any int32 [B] does.
+        # A padded table has rows of one width and ragged is 0; a ragged one's starts lie in table_starts, its width is 0.
         entries = table + request.to(tl.int64) * table_width
-        entries += tl.load(table_starts + request, mask=ragged != 0, other=0).to(tl.int64)
+        entries += (tl.load(table_starts + request) * ragged).to(tl.int64)
         scale = softmax_scale * query_scale * cache_scale
         seen = length - tokens + token + 1
 
