@@ -23,8 +23,8 @@ DENSE = 136
 TILES = (16, 32, 64, 128, 256)
 #: How often an edge among the dense lengths stands in the table: with 13 edges about a fifth of all draws.
 EDGE_WEIGHT = 4
-#: Lengths that are edges of the query tokens: fewer cached ones, as many, one more.
-SHORT = frozenset({1, 2, 3, 4, 5, 8})
+#: Lengths that are edges of the query tokens: none cached, fewer, as many, one more.
+SHORT = frozenset({0, 1, 2, 3, 4, 5, 8})
 #: Heads of a case: small ones, those of production models split over 1 to 16 GPUs, and the neighbours of MFMA tiles.
 HEADS = (*range(1, 17), 1, 8, 12, 16, 17, 20, 24, 31, 32, 33, 40, 48, 64, 65, 96, 127, 128, 129, 192, 256)
 #: Query tokens of a request: plain decode most often, then the depths of multi-token prediction.

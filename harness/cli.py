@@ -181,7 +181,7 @@ def _run(given: Any) -> int:
 def _report(given: Any) -> int:
     from harness.ledger import plain, read_all
     from harness.report.rows import left_out, rows
-    from harness.report.terminal import table, verdict
+    from harness.report.terminal import notes, table, verdict
 
     ledgers = read_all(given.ledgers)
     lines = [line for ledger in ledgers for line in ledger.lines]
@@ -191,7 +191,7 @@ def _report(given: Any) -> int:
     if given.json:
         print_json({"rows": [plain(row) | {"reason": row.reason} for row in found], "cut": cut})
         return int(bad)
-    print("\n".join([*table(found), *left_out(lines), "", verdict(found)]))
+    print("\n".join([*table(found), *notes(found), *left_out(lines), "", verdict(found)]))
     for path in cut:
         print(f"mla-gate: {path} ends before its run did: what it holds is counted")
     return int(bad or not found)

@@ -7,7 +7,9 @@
    are compared: a copy of the rest would take as much again.
 4. On the host large pools are mapped lazily: a row that nobody touches takes no memory. A GPU has no such memory; there a
    process takes no more than its share, and what it lacks is said before anything is run.
-5. A run that touched nothing it does not own is found to be so in two reductions, whatever the number of buffers: each
+5. What torch allocates uninitialised while a backend runs is NaN, or the largest integer: a workspace read before it is
+   written shows. Memory that a backend takes from elsewhere (its own allocator, a compiler's scratch) this does not reach.
+6. A run that touched nothing it does not own is found to be so in two reductions, whatever the number of buffers: each
    answer read back from a GPU waits for it.
 
 Source: the catalogue of field faults in ``docs/why.md``; the guard bands follow FlashMLA's and tokenspeed's tests.
@@ -16,6 +18,9 @@ Source: the catalogue of field faults in ``docs/why.md``; the guard bands follow
 from __future__ import annotations
 
 import mmap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +100,22 @@ def free_bytes(device: torch.device) -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
     raise OSError("no MemAvailable in /proc/meminfo")
+
+
+@contextmanager
+def filled() -> Iterator[None]:
+    """Fill what torch allocates uninitialised in this block."""
+    before, filling = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        # torch fills only while it is asked for deterministic algorithms, and says of each operation that has none.
+        warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+        torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports all of torch's compiler first
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        try:
+            yield
+        finally:
+            torch.utils.deterministic.fill_uninitialized_memory = filling
+            torch.set_deterministic_debug_mode(before)
 
 
 class Arena:

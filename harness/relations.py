@@ -25,7 +25,7 @@ from harness.case import Case
 from harness.compilations import compiled
 from harness.inputs import PLAIN, Arrangement, Inexact
 from harness.regimes import RELATIONS, Regimes
-from harness.run import Attempt, Listener, Result, attempt
+from harness.run import Attempt, Listener, Result, attempt, settled
 from harness.verdict import Verdict
 
 #: The other run of a case: its case and arrangement; None where the relation does not apply.
@@ -171,7 +171,7 @@ def run_relation(
         return told.result(case, backend, time.perf_counter() - start, relation=name)
 
     pair = relation.other(case)
-    first = run(case, PLAIN)
+    first = settled(run(case, PLAIN), lambda: run(case, PLAIN))
     if first.verdict.kind not in ("PASS", "UNTRUSTED") or first.output is None:
         return result(first, first.verdict)
     if pair is None:

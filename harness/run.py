@@ -2,7 +2,8 @@
 
 1. Every way that a case can end is a verdict: the backend's refusal, its exception, our lack of memory and our own faults
    included. Nothing but an interrupt leaves ``run_case``.
-2. A case outside the backend's contract is not run; one that was not run is never a pass.
+2. A wrong answer that is right the next time is nondeterministic, whatever was wrong with it.
+3. A case outside the backend's contract is not run; one that was not run is never a pass.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -19,10 +20,12 @@ from harness.case import Case
 from harness.compilations import compiled
 from harness.inputs import PLAIN, Arrangement, Inexact, Inputs, make_inputs
 from harness.judge import Verdict, judge
-from harness.memory import NotEnoughMemory
+from harness.memory import NotEnoughMemory, filled
 from harness.regimes import Regime, Regimes
 from references.formats import FORMATS
 
+#: Faults of an answer's numbers.
+WRONG = frozenset({"mismatch", "inaccurate", "non-finite", "unwritten"})
 #: Hears of the stages of a run: "run" before the backend's own, "judge" after it.
 Listener = Callable[[str], object]
 
@@ -94,8 +97,24 @@ def run_case(
         on_stage: hears "run" before the backend runs and "judge" after.
     """
     start = time.perf_counter()
-    tried = attempt(case, backend, regimes, device=torch.device(device), on_stage=on_stage)
+
+    def run() -> Attempt:
+        return attempt(case, backend, regimes, device=torch.device(device), on_stage=on_stage)
+
+    tried = settled(run(), run)
     return tried.result(case, backend, time.perf_counter() - start)
+
+
+def settled(tried: Attempt, again: Callable[[], Attempt]) -> Attempt:
+    """Run a wrong answer once more: where the second is right, what is wrong is that they differ."""
+    if tried.verdict.fault not in WRONG:
+        return tried
+    second = again()
+    if second.verdict.kind not in ("PASS", "UNTRUSTED"):
+        return tried
+    message = f"{tried.verdict.message}\n  and right when the same call is made again"
+    verdict = replace(tried.verdict, fault="nondeterministic", message=message)
+    return replace(tried, verdict=verdict, compiled=tried.compiled + second.compiled)
 
 
 def attempt(
@@ -156,7 +175,8 @@ def run_backend(
     on_stage("run")
     began = time.perf_counter()
     try:
-        output = call()
+        with filled():
+            output = call()
         if inputs.device.type == "cuda":
             torch.cuda.synchronize(inputs.device)
         return output, None, time.perf_counter() - began

@@ -224,7 +224,7 @@ class Worker:
 
     def _start(self) -> _Child:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="mla-gate-")
+            self._folder = tempfile.TemporaryDirectory(prefix=f"mla-gate-{os.getpid()}-")
         _CONTEXT.set_forkserver_preload(["harness.worker"])
         ours, theirs = _CONTEXT.Pipe()
         stderr = Path(self._folder.name) / "stderr"

@@ -43,6 +43,8 @@ __all__ = ["Arithmetic", "Budget", "Splits", "budget"]
 
 #: Smallest deviation told apart from none, of V's height: fp32 sums of squares hold no less.
 _FAINT = 2.0**-60
+#: fp32's smallest normal value: exponentials below it may be zero.
+_LOST = 2.0**-126
 
 #: Largest error over the height of V: weights are positive and sum to one, each rounded, so that no output lies beyond 1.5
 #: times the largest value, and the truth does not lie beyond it.
@@ -206,6 +208,7 @@ def _hard(tally: Tally, scale: float) -> Tensor:
         hard = (hard + tally.bound_mass * out) / (1 - tally.bound_mass).clamp(min=0)
     hard = hard + (mass * tally.moments.about(BOUND, tally.out)).sqrt() / (1 - mass).clamp(min=0)
     hard += U32 * (tally.depth + 2 * tally.updates + STEPS) * (tally.absolute + out)
+    hard += tally.depth * _LOST
     if tally.merges:
         magnitude = tally.partials.magnitude.double() + hard
         # Rounding moves what was already moved, and may do so in the next binade.

@@ -5,7 +5,8 @@
 2. Memory does not grow with N: pieces of the context are gathered, decoded, used and dropped.
 3. The longest requests come first, so that those still running are always the first ones of a batch: a piece is one gather
    and two batched products whatever the lengths are.
-4. On a GPU no product uses TF32 or a reduced-precision reduction.
+4. On a GPU no product uses TF32 or a reduced-precision reduction. On a CPU, scores of bf16 values may use its bf16 dot
+   products: exact products, fp32 sums.
 5. A query token that sees nothing gives zeros and a log-sum-exp of minus infinity.
 
 Source: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; DeepSeek-V2, 2024, section 2.1, for MLA
@@ -14,11 +15,13 @@ with the up-projections absorbed. The oracle certifies it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from references.formats import decode, find
-from references.precision import full_precision
+from references.precision import full_precision, narrow_operands
 from references.problem import Answer, Problem, gather, visible
 
 __all__ = ["Answer", "Problem", "mla_decode"]
@@ -26,44 +29,63 @@ __all__ = ["Answer", "Problem", "mla_decode"]
 #: Bytes that the temporaries of a piece may take, by kind of device. A CPU wants its pieces near its caches; a GPU wants
 #: products large enough to fill it.
 _PIECE_BYTES = {"cpu": 24 << 20, "cuda": 640 << 20}
+#: Type that products and sums are made in, by kind of device.
+_WORKING = {"cpu": torch.float32, "cuda": torch.float32}
 #: Fewest tokens of a request in a piece: below this the products are too thin to be worth a launch.
 _FEWEST_TOKENS = 64
+#: Largest query value that may meet a subnormal cache value taken for zero: 2^64 times 2^-126 is nothing to a score.
+_LARGE_QUERY = 2.0**64
 
 
-def mla_decode(problem: Problem, *, piece_bytes: int | None = None) -> Answer:
+def mla_decode(problem: Problem, *, piece_bytes: int | None = None, working: torch.dtype | None = None) -> Answer:
     """Compute a decode problem in fp32, on the device its tensors are on.
 
     Args:
         problem: the problem; scores must stay within fp32's range.
         piece_bytes: bytes that temporaries may take; by default what suits the device.
+        working: fp32, or fp64 where its products are as fast; by default what suits the device.
 
     Source: s = scale * q.k over the tokens a query token sees, p = softmax(s), out = p @ v, v the latent part of k.
     Error: about 1e-6 of sum(p * |v|); every step is one fp32 rounding, and sums over a piece are products' sums.
     """
-    limit = piece_bytes or _PIECE_BYTES.get(problem.query.device.type, _PIECE_BYTES["cpu"])
-    rows = problem.query_tokens * problem.heads
     device = problem.query.device
+    limit = piece_bytes or _PIECE_BYTES.get(device.type, _PIECE_BYTES["cpu"])
+    dtype = working or _WORKING.get(device.type, torch.float32)
+    rows = problem.query_tokens * problem.heads
     out = torch.zeros((problem.batch, rows, problem.latent), dtype=torch.float32, device=device)
     lse = torch.full((problem.batch, rows), -torch.inf, dtype=torch.float32, device=device)
     order = sorted((b for b, length in enumerate(problem.lengths) if length), key=lambda b: -problem.lengths[b])
     # A group's decoded queries are temporaries too, and each of its requests must get its fewest tokens into a piece.
-    group = max(1, limit // max(_FEWEST_TOKENS * _bytes_per_token(problem), 4 * rows * problem.width))
+    group = max(1, limit // max(_FEWEST_TOKENS * _bytes_per_token(problem, dtype), dtype.itemsize * rows * problem.width))
     with full_precision():
         for first in range(0, len(order), group):
             requests = order[first : first + group]
             index = torch.tensor(requests, device=device)
-            out[index], lse[index] = _stream(problem, requests, limit)
+            part_out, part_lse = _stream(problem, requests, limit, dtype)
+            out[index], lse[index] = part_out.to(torch.float32), part_lse.to(torch.float32)
     shape = (problem.batch, problem.query_tokens, problem.heads)
     return Answer(out=out.view(*shape, problem.latent), lse=lse.view(shape))
 
 
-def _bytes_per_token(problem: Problem) -> int:
-    """Count the temporary bytes that a token of a piece needs: its code, its fp32 row, and its scores with a mask."""
+def _bytes_per_token(problem: Problem, dtype: torch.dtype) -> int:
+    """Count the temporary bytes that a token of a piece needs: its code, its row, and its scores with a mask."""
     rows = problem.query_tokens * problem.heads
-    return problem.width * (problem.cache.element_size() + 4 + 4) + 5 * rows
+    return problem.width * (problem.cache.element_size() + 4 + dtype.itemsize) + (1 + dtype.itemsize) * rows
 
 
-def _stream(problem: Problem, requests: list[int], limit: int) -> tuple[Tensor, Tensor]:
+def _decode(codes: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    return codes.to(dtype) if codes.is_cuda else decode(codes, find(name)).to(dtype)
+
+
+def _narrow(problem: Problem, query: Tensor) -> bool:
+    """Tell whether the scores' operands are bf16 values whose subnormals do not matter."""
+    if query.is_cuda or any(find(name).significand > 8 for name in (problem.query_format, problem.cache_format)):
+        return False
+    size = query.abs()
+    return bool(((size == 0) | ((size >= 2.0**-126) & (size <= _LARGE_QUERY))).all())
+
+
+def _stream(problem: Problem, requests: list[int], limit: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Stream some requests, the longest first: output [G, S*H, L] and log-sum-exp [G, S*H]."""
     device = problem.query.device
     lengths = [problem.lengths[request] for request in requests]
@@ -71,37 +93,53 @@ def _stream(problem: Problem, requests: list[int], limit: int) -> tuple[Tensor, 
     last = torch.tensor(lengths, device=device) - 1
     seen = torch.tensor([visible(length, problem.query_tokens) for length in lengths], device=device)
     rows, latent = problem.query_tokens * problem.heads, problem.latent
-    query = decode(problem.query[requests], find(problem.query_format)).reshape(len(requests), rows, problem.width)
-    maximum = torch.full((len(requests), rows, 1), -torch.inf, device=device)
-    total = torch.zeros_like(maximum)
-    out = torch.zeros((len(requests), rows, latent), device=device)
+    query = _decode(problem.query[requests], problem.query_format, dtype).reshape(len(requests), rows, problem.width)
+    narrow = dtype == torch.float32 and _narrow(problem, query)
+    maximum = query.new_full((len(requests), rows, 1), -torch.inf)
+    running = Running(maximum=maximum, total=torch.zeros_like(maximum), out=query.new_zeros((len(requests), rows, latent)))
     start = 0
     while start < lengths[0]:
         active = sum(length > start for length in lengths)
-        tokens = max(_FEWEST_TOKENS, limit // (active * _bytes_per_token(problem)))
+        tokens = max(_FEWEST_TOKENS, limit // (active * _bytes_per_token(problem, dtype)))
         position = torch.arange(start, min(start + tokens, lengths[0]), device=device)
         # Past its end a request repeats its last row, hidden below: rows that nobody owns are never read.
         slots = starts[:active, None] + torch.minimum(position, last[:active, None])
-        cache = decode(gather(problem, problem.slots[slots.view(-1)]), find(problem.cache_format))
+        cache = _decode(gather(problem, problem.slots[slots.view(-1)]), problem.cache_format, dtype)
         cache = cache.view(active, len(position), problem.width)
-        scores = torch.baddbmm(cache.new_empty(()), query[:active], cache.transpose(1, 2), beta=0, alpha=problem.score_scale)
+        scores = _scores(query[:active], cache, problem.score_scale, narrow)
         if start + len(position) > max(0, lengths[active - 1] - problem.query_tokens + 1):
             hidden = position >= seen[:active, :, None]
             by_token = scores.view(active, problem.query_tokens, problem.heads, len(position))
             by_token.masked_fill_(hidden[:, :, None], -torch.inf)
-        running = _Running(maximum[:active], total[:active], out[:active])
-        running.add(scores, cache[..., :latent])
+        running.first(active).add(scores, cache[..., :latent])
         start += len(position)
-    out = out.div_(total).mul_(problem.cache_scale)
-    lse = (maximum + total.log()).squeeze(-1)
-    return torch.where(total > 0, out, 0.0), lse
+    out = running.out.div_(running.total).mul_(problem.cache_scale)
+    lse = (running.maximum + running.total.log()).squeeze(-1)
+    return torch.where(running.total > 0, out, 0.0), lse
 
 
-class _Running:
-    """A softmax-weighted sum in progress; it updates the tensors it is given."""
+def _scores(query: Tensor, cache: Tensor, scale: float, narrow: bool) -> Tensor:
+    """Multiply queries [G, rows, D] and cache rows [G, n, D] to scores [G, rows, n]."""
+    if not narrow:
+        return torch.baddbmm(cache.new_empty(()), query, cache.transpose(1, 2), beta=0, alpha=scale)
+    with narrow_operands():  # the library's own scaling there takes a scale of zero for none
+        return torch.bmm(query, cache.transpose(1, 2)).mul_(scale)
 
-    def __init__(self, maximum: Tensor, total: Tensor, out: Tensor) -> None:
-        self.maximum, self.total, self.out = maximum, total, out
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A softmax-weighted sum in progress."""
+
+    #: Largest score so far, [G, rows, 1].
+    maximum: Tensor
+    #: Sum of exponentials relative to it, [G, rows, 1].
+    total: Tensor
+    #: Sum of V weighted by them, [G, rows, L].
+    out: Tensor
+
+    def first(self, count: int) -> Running:
+        """Look at the first requests; what is added there is added here."""
+        return Running(maximum=self.maximum[:count], total=self.total[:count], out=self.out[:count])
 
     def add(self, scores: Tensor, values: Tensor) -> None:
         """Add a piece: scores [G, rows, n], overwritten, and values [G, n, L]."""

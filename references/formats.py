@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 import torch
@@ -137,18 +138,36 @@ def decode(codes: Tensor, fmt: Format) -> Tensor:
         raise TypeError(f"codes of {fmt} are {fmt.storage}, these are {codes.dtype}; view them as that type")
     if fmt.bits > 8 or codes.is_cuda:
         return codes.to(torch.float32)
-    # torch's own 8-bit casts run an element at a time on a CPU; the byte's bits moved into an fp16 are the same value up to
-    # a power of two, and both the widening and the product are exact and vectorised. fp16 has ten stored significand bits
-    # and the exponent bias 15, so smallest_normal becomes 2**-14 and every other value follows.
-    wide = codes.view(torch.int8).to(torch.int16)
-    shift = 10 - (fmt.significand - 1)
-    values = ((wide << shift) & ((0x7F << shift) | -0x8000)).view(torch.float16).to(torch.float32)
-    values.mul_(2.0 ** (fmt.exponent_min + 14))
-    if fmt.infinity is None:  # e5m2 is a prefix of fp16: its NaN and infinities came along
-        codes8 = codes.view(torch.uint8)
-        is_nan = codes8 == fmt.nan if not fmt.signed_zero else (codes8 & 0x7F) == fmt.nan
-        values.masked_fill_(is_nan, torch.nan)
-    return values
+    # torch's own 8-bit casts run an element at a time on a CPU: a table is several times as fast, and one of pairs more so.
+    flat = codes.contiguous().view(torch.uint8).view(-1)
+    if flat.numel() % 2 or flat.storage_offset() % 2:
+        return _table(fmt).index_select(0, flat.to(torch.int32)).view(codes.shape)
+    pairs = flat.view(torch.int16).to(torch.int32).add_(1 << 15)
+    return _pair_table(fmt).index_select(0, pairs).view(torch.float32).view(codes.shape)
+
+
+@lru_cache(maxsize=8)
+def _table(fmt: Format) -> Tensor:
+    """Work out the value of every code of an 8-bit format, by the rule that encoding follows; fp32 [256]."""
+    codes = torch.arange(256)
+    magnitude = codes & 0x7F
+    step = torch.clamp((magnitude >> (fmt.significand - 1)) - 1, min=0)
+    count = magnitude - step * 2 ** (fmt.significand - 1)
+    values = torch.ldexp(count.to(torch.float64), step + fmt.exponent_min - fmt.significand + 1)
+    values = torch.where(magnitude > _largest_code(fmt), torch.nan, values)
+    if fmt.infinity is not None:
+        values[magnitude == fmt.infinity] = torch.inf
+    values = torch.where(codes >= 0x80, -values, values)
+    if not fmt.signed_zero:
+        values[fmt.nan] = torch.nan
+    return values.to(torch.float32)
+
+
+@lru_cache(maxsize=8)
+def _pair_table(fmt: Format) -> Tensor:
+    """Lay out the values of every two codes that an int16 holds, from -2^15 on; two fp32 in an int64 [65536]."""
+    pairs = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.uint8).to(torch.int64)
+    return _table(fmt)[pairs].view(torch.int64)
 
 
 def encode(values: Tensor, fmt: Format, *, saturate: bool = False) -> Tensor:

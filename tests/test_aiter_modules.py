@@ -72,6 +72,20 @@ def test_the_architecture_is_answered_inside_only(tmp_path: Path) -> None:
     assert modules_of(tmp_path, {"aiter/ops/k.py": text}).load("aiter.ops.k").ARCH == "gfx950"
 
 
+def test_the_chip_is_answered_however_it_is_asked(tmp_path: Path) -> None:
+    import torch
+
+    text = """
+        import torch
+        from aiter.jit.utils.chip_info import get_cu_num
+        UNITS = get_cu_num(), torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    """
+    before = torch.cuda.current_device, torch.cuda.get_device_properties
+    files = {"aiter/ops/k.py": text, "aiter/jit/utils/other.py": ""}
+    assert modules_of(tmp_path, files).load("aiter.ops.k").UNITS == (256, 256)
+    assert (torch.cuda.current_device, torch.cuda.get_device_properties) == before
+
+
 def test_a_version_without_the_triton_only_switch_does_not_run_its_package(tmp_path: Path) -> None:
     files = {"aiter/__init__.py": "raise RuntimeError('ROCm version file not found')", "aiter/ops/k.py": "X = 1"}
     assert modules_of(tmp_path, files).load("aiter.ops.k").X == 1

@@ -67,6 +67,15 @@ def test_every_code_decodes_to_its_value(known: Format) -> None:
     assert same(table(codes, known), decode(codes, known).double().numpy())
 
 
+@pytest.mark.parametrize("known", EIGHT, ids=str)
+@pytest.mark.parametrize(("start", "stop"), [(0, 256), (0, 255), (1, 256), (1, 255)])
+def test_codes_decode_alike_wherever_they_start(known: Format, start: int, stop: int) -> None:
+    codes = every_code(known)
+    assert same(table(codes[start:stop], known), decode(codes[start:stop], known).double().numpy())
+    turned = as_integers(codes).flip(0).view(known.storage)[start:stop]
+    assert same(table(turned, known), decode(turned, known).double().numpy())
+
+
 def test_the_same_byte_is_two_values() -> None:
     integers = torch.tensor([0x40, 0x80, 0x7F, 0xFF], dtype=torch.uint8)
     fn, fnuz = FORMATS["e4m3fn"], FORMATS["e4m3fnuz"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import tomllib
 from xml.etree import ElementTree
 
@@ -97,7 +98,8 @@ def test_two_faults_are_two_panels(gate: Gate) -> None:
     text = done.stdout.str()
     assert "FAIL mismatch" in text
     assert "FAIL crash" in text
-    done.stdout.fnmatch_lines([f"{STUB}two  few-heads * 2 * FAIL: failures"])
+    # Two, and a third where a relation between runs shows the wrong head too.
+    done.stdout.fnmatch_lines([f"{STUB}two  few-heads * [23] * FAIL: failures"])
 
 
 def test_a_repro_folder_that_cannot_be_written_costs_no_verdict(gate: Gate) -> None:
@@ -244,3 +246,24 @@ def test_a_long_run_shows_progress(gate: Gate, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("harness.gate.PROGRESS_SECONDS", 0.0)
     done = gate.run("right", "-k", "random and few-heads")
     done.stderr.fnmatch_lines([f"mla-gate: {STUB}right × few-heads: * of 30 cases; *"])
+
+
+def test_a_run_that_is_killed_leaves_a_ledger_that_tells_what_ran(gate: Gate) -> None:
+    command = [sys.executable, "-m", "pytest", *gate.arguments("right", "-k", "random", "--examples", "5000")]
+    folder = gate.path / ".mla-gate" / "runs"
+    run = subprocess.Popen(command, cwd=gate.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while sum(path.read_text().count('"kind": "result"') for path in folder.glob("*/*.jsonl")) < 20:
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    run.kill()
+    run.wait()
+    (ledger,) = folder.iterdir()
+    command = [sys.executable, "-m", "harness.cli", "report", str(ledger)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parent, timeout=60, check=False)
+    executed = sum(line["kind"] == "result" for part in read_all([ledger]) for line in part.lines)
+    assert executed >= 20
+    assert f"{STUB}right  few-heads" in done.stdout and f" {executed} " in done.stdout
+    assert "more-heads" in done.stdout and "no case executed" in done.stdout
+    assert "ends before its run did: what it holds is counted" in done.stdout
+    assert done.returncode == 1

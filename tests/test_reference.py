@@ -78,6 +78,16 @@ def test_the_reference_agrees_with_the_oracle_anywhere(
         assert_agrees(problem, mla_decode(problem, piece_bytes=1), oracle(problem))
 
 
+@pytest.mark.parametrize("cache_format", ["bf16", "e4m3fn", "fp32"])
+def test_working_in_fp64_comes_closer(cache_format: str) -> None:
+    problem = random_problem((300, 5), cache_format=cache_format)
+    truth = oracle(problem)
+    single, double = mla_decode(problem), mla_decode(problem, working=torch.float64)
+    assert double.out.dtype == torch.float32
+    rounded = (truth.out - truth.out.float().double()).abs().max()
+    assert (double.out - truth.out).abs().max() <= 2 * rounded < (single.out - truth.out).abs().max()
+
+
 def test_the_agreement_can_fail() -> None:
     problem = random_problem((300,))
     wrong = dataclasses.replace(problem, slots=torch.cat([problem.slots[:-1], problem.slots[:1]]))

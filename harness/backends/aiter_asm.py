@@ -33,6 +33,7 @@ from harness.backends.aiter_source import AiterSource, find_source
 from harness.backends.calling import keywords_for
 from harness.backends.protocol import Capabilities, NotInstalled, Output, Unsupported
 from harness.backends.token_rows import flat_rows, ragged_rows
+from harness.backends.workspaces import poisoned_workspaces
 from harness.case import Case
 from harness.inputs import Inputs
 from references.formats import FORMATS
@@ -116,7 +117,8 @@ class AiterAsm:
         needed, stated = self._arguments(inputs)
         metadata = self._metadata(inputs, needed) if self.mode == "persistent" else {}
         given = keywords_for(self._library.decode, {**needed, **metadata}, stated)
-        _, lse = self._library.decode(**given)
+        with poisoned_workspaces():
+            _, lse = self._library.decode(**given)
         out: Tensor = given["o"]
         shape = (case.batch, case.query_tokens, case.heads)
         return Output(

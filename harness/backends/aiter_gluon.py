@@ -31,6 +31,7 @@ from harness.backends.aiter_source import AiterSource, find_source
 from harness.backends.gfx950 import ARCHITECTURE
 from harness.backends.protocol import Capabilities, NotInstalled, Output, Unsupported
 from harness.backends.token_rows import flat_rows, padded_rows, ragged_rows
+from harness.backends.workspaces import poisoned_workspaces
 from harness.case import Case
 from harness.inputs import Inputs
 
@@ -130,7 +131,11 @@ class AiterGluon:
         modules.check_unchanged()
         given = self.arguments(inputs)
         with modules.entered():
-            answer = _emulate(wrapper, given) if emulated else wrapper(**given)
+            if emulated:
+                answer = _emulate(wrapper, given)
+            else:
+                with poisoned_workspaces():
+                    answer = wrapper(**given)
         return self._output(inputs, given, answer)
 
     def _output(self, inputs: Inputs, given: dict[str, Any], answer: Any) -> Output:

@@ -26,6 +26,7 @@ from harness.backends.aiter_modules import AiterModules, modules_of
 from harness.backends.aiter_source import AiterSource, find_source
 from harness.backends.aiter_triton_entries import ENTRY_POINTS, EntryPoint
 from harness.backends.protocol import Capabilities, NotInstalled, Output, Unsupported
+from harness.backends.workspaces import poisoned_workspaces
 from harness.case import Case
 from harness.inputs import Inputs
 
@@ -117,7 +118,7 @@ class AiterTriton:
         given = self.entry.arguments(inputs)
         if not on_cpu and torch.version.hip is None and "config" in self.entry.signatures[0]:
             given["config"] = {name: dict(values) for name, values in _FOREIGN_ROPE.items()}
-        with modules.entered():
+        with modules.entered(), poisoned_workspaces():
             if on_cpu:
                 with self._path(modules), _interpreted(modules):
                     function(**given)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 #: The name that Triton and LLVM give it.
@@ -50,12 +51,19 @@ class _AnsweredDriver:
 
 @contextmanager
 def gfx950_answered() -> Iterator[None]:
-    """Let Triton answer gfx950 when it is asked for the current target, and restore its driver."""
+    """Let Triton and torch answer gfx950 when they are asked for the current device, and restore both."""
+    import torch
     from triton.runtime import driver
 
-    before = driver._active
+    properties = SimpleNamespace(name="MI355X", gcnArchName=ARCHITECTURE, multi_processor_count=COMPUTE_UNITS)
+    answers = {"current_device": lambda: 0, "get_device_properties": lambda device=None: properties}
+    before, functions = driver._active, {name: getattr(torch.cuda, name) for name in answers}
     driver.set_active(_AnsweredDriver())
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
     try:
         yield
     finally:
         driver._active = before
+        for name, function in functions.items():
+            setattr(torch.cuda, name, function)

@@ -1,0 +1,1 @@
+"""Measures that take minutes: run by hand, never part of the test suite."""
