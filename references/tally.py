@@ -8,7 +8,6 @@ Source: the derivation in ``budget``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -18,7 +17,7 @@ from references.arithmetic import Arithmetic
 from references.formats import find
 from references.pieces import Context, Piece, Softmax
 from references.spread import Coherence, TokenSharing, probe
-from references.terms import InUse, Moments, Partials, ProbabilityErrors, probability_errors, score_errors
+from references.terms import InUse, Moments, Partials, ProbabilityErrors, either, probability_errors, score_errors
 
 #: Weightings of a tally's moments: variance of probabilities, of fp32 scores, bounds of scores, the scores themselves (what
 #: an error of the scale does), variance by operands.
@@ -58,12 +57,10 @@ class Tally:
         values = (piece.keys[:, : self.context.problem.latent] / self.truth.height).to(self.truth.dtype)
         squares = values.square()
         errors = probability_errors(self.arithmetic, piece, self.truth, self.in_use.find(piece))
-        if self.arithmetic.pivot == "tile" and self.updates > 1:
-            # Tiles may be taken in another order, and then what was a maximum in use, and exact, is rounded.
+        row = None
+        if self.arithmetic.pivot == "tile" and (self.updates > 1 or self.merges):
             row = probability_errors(self.arithmetic, piece, self.truth, self.truth.maximum)
-            errors = replace(errors, variance=torch.where(errors.variance > 0, errors.variance, row.variance))
-        else:
-            row = None
+            errors = either(errors, row, find(self.arithmetic.probability))
         scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates)
         weights = errors.weights
         weightings = [errors.variance, weights.square() * scores.variance, weights * scores.bound, weights * scores.scores]
