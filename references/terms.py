@@ -109,8 +109,8 @@ def probability_errors(arithmetic: Arithmetic, piece: Piece, softmax: Softmax, p
 def either(running: ProbabilityErrors, row: ProbabilityErrors, known: Format) -> ProbabilityErrors:
     """Allow for other tiles, splits and orders than declared: maxima in use lie between running ones and the row's.
 
-    What is exact as a maximum in use is rounded where the row's is in use; subnormals are coarser there; and what is lost only
-    there may be lost.
+    What is exact as a maximum in use is rounded where the row's is in use; subnormals are coarser there; and each of those that
+    are lost there may be kept elsewhere.
 
     Args:
         running: errors relative to the running maximum.
@@ -120,8 +120,7 @@ def either(running: ProbabilityErrors, row: ProbabilityErrors, known: Format) ->
     coarse = (row.turns < 2.0 ** (known.significand - 1)) | (running.variance == 0)
     variance = torch.where(coarse, torch.maximum(running.variance, row.variance), running.variance)
     if row.flushed is not None:
-        only = row.flushed if running.flushed is None else row.flushed - running.flushed
-        variance = torch.maximum(variance, only.square())
+        variance = torch.maximum(variance, row.flushed.square())
     return replace(running, variance=variance)
 
 
