@@ -17,7 +17,7 @@ from references.arithmetic import Arithmetic
 from references.formats import find
 from references.pieces import Context, Piece, Softmax
 from references.spread import Coherence, TokenSharing, probe
-from references.terms import InUse, Moments, Partials, ProbabilityErrors, RowSizes, probability_errors, score_errors
+from references.terms import InUse, Moments, Partials, ProbabilityErrors, RowSizes, either, probability_errors, score_errors
 
 #: Weightings of a tally's moments: variance of probabilities, of fp32 scores, bounds of scores, the scores themselves (what
 #: an error of the scale does), variance by operands.
@@ -62,6 +62,10 @@ class Tally:
         sizes = RowSizes(second=lengths.double().sqrt() * height, fourth=squares.norm(dim=1).double() * height**2)
         sizes = sizes + RowSizes.of(piece.keys[:, latent:])
         errors = probability_errors(self.arithmetic, piece, self.truth, self.in_use.find(piece))
+        row = None
+        if self.arithmetic.pivot == "tile" and (self.updates > 1 or self.merges):
+            row = probability_errors(self.arithmetic, piece, self.truth, self.truth.maximum)
+            errors = either(errors, row, find(self.arithmetic.probability))
         scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates, sizes)
         weights = errors.weights
         weightings = [errors.variance, weights.square() * scores.variance, weights * scores.bound, weights * scores.scores]
@@ -82,9 +86,16 @@ class Tally:
         if errors.flushed is not None:
             self.flushed += errors.flushed @ values.double()
             self.flushed_mass += errors.flushed.sum(1, keepdim=True)
-        self._share(piece, errors, values, lengths, weightings[OPERAND:])
+        self._share(errors, row, values, lengths, weightings[OPERAND:])
 
-    def _share(self, piece: Piece, errors: ProbabilityErrors, values: Tensor, lengths: Tensor, operand: list[Tensor]) -> None:
+    def _share(
+        self,
+        errors: ProbabilityErrors,
+        row: ProbabilityErrors | None,
+        values: Tensor,
+        lengths: Tensor,
+        operand: list[Tensor],
+    ) -> None:
         variance, values = errors.variance.to(torch.float32), values.to(torch.float32)
         about_zero, about_out = variance, operand[0].to(torch.float32) if operand else None
         if self.rounded_sum:
@@ -94,8 +105,7 @@ class Tally:
             return  # fp32 errors of scores outweigh those of its roundings
         probed = probe(values)
         self.coherences[0].add(errors.turns, variance, probed)
-        if self.arithmetic.pivot == "tile" and self.updates > 1:
-            row = probability_errors(self.arithmetic, piece, self.truth, self.truth.maximum)
+        if row is not None:
             self.coherences[1].add(row.turns, row.variance.to(torch.float32), probed)
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -104,6 +104,24 @@ def probability_errors(arithmetic: Arithmetic, piece: Piece, softmax: Softmax, p
         bound=bound,
         flushed=weights * flushed if bool((flushed & (weights > 0)).any()) else None,
     )
+
+
+def either(running: ProbabilityErrors, row: ProbabilityErrors, known: Format) -> ProbabilityErrors:
+    """Allow for other tiles, splits and orders than declared: maxima in use lie between running ones and the row's.
+
+    What is exact as a maximum in use is rounded where the row's is in use; subnormals are coarser there; and each of those that
+    are lost there may be kept elsewhere.
+
+    Args:
+        running: errors relative to the running maximum.
+        row: errors relative to the row's.
+        known: the format of probabilities.
+    """
+    coarse = (row.turns < 2.0 ** (known.significand - 1)) | (running.variance == 0)
+    variance = torch.where(coarse, torch.maximum(running.variance, row.variance), running.variance)
+    if row.flushed is not None:
+        variance = torch.maximum(variance, row.flushed.square())
+    return replace(running, variance=variance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
