@@ -138,7 +138,7 @@ def _decoded(
             if turn >= 2:
                 ahead.wait_event(used[turn - 2])
             buffer[: len(codes)].copy_(codes)
-            filled = torch.cuda.Event()
+            filled = torch.cuda.Event()  # type: ignore[no-untyped-call]
             filled.record(ahead)
             return filled
 

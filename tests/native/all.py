@@ -187,7 +187,7 @@ def faults(given: Any) -> bool:
     from harness.worker import TimeLimits, Worker
 
     case, wrong = Case(heads=2, lengths=(5, 3)), []
-    with Worker(device="cuda:0", share=0.2, regimes=REGIMES, limits=TimeLimits(first=25.0, least=6.0)) as worker:
+    with Worker(device="cuda:0", share=0.2, regimes=REGIMES, limits=TimeLimits(first=15.0, least=6.0)) as worker:
         for name, fault in FAULTS.items():
             began = time.monotonic()
             verdict = worker.run(case, f"python:tests.native.faulty:{name}").verdict
@@ -329,9 +329,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.native.all", description=__doc__.partition("\n")[0])
     parser.add_argument("part", nargs="*", help=f"which: {', '.join(PARTS)} (all unless named)")
-    parser.add_argument("--processes", type=int, default=4, help="processes of the gate (default: 4)")
+    parser.add_argument("--processes", type=int, default=6, help="processes of the gate (default: 6)")
     parser.add_argument("--examples", type=int, default=120, help="random cases of each pair (default: 120)")
-    parser.add_argument("--gate-seconds", type=float, default=170, help="time limit of each of the two gates (default: 170)")
+    parser.add_argument("--gate-seconds", type=float, default=150, help="time limit of each of the two gates (default: 150)")
     parser.add_argument("--aiter-source", help="checkout of AITER, to gate its Triton kernels too")
     parser.add_argument("--option", action="append", default=[], help="a further option of the gates")
     given = parser.parse_args(arguments)
