@@ -66,7 +66,7 @@ def gate(given: Any) -> bool:
     import harness.ledger
 
     good = True
-    sources = [text for text in (given.aiter_source, os.environ.get("MLA_GATE_AITER")) if text]
+    sources = [text for text in (given.aiter_source, os.environ.get("MLA_GATE_AITER_SOURCE")) if text]
     backends = ["torch-sdpa", "triton-splitkv"]
     backends += ["aiter-triton-mla", "aiter-triton-grouped", "aiter-triton-rope"] if sources else []
     for turn in ("compiling", "compiled"):
