@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from harness.backends.protocol import Output
-from harness.detect import Kill, draw, fresh
 from harness.faults.backend import Planted, planted
 from harness.faults.catalogue import FAULTS
 from harness.faults.variant import BASE, VARIANTS
+from harness.hunt import draw, fresh
 from harness.inputs import Inputs, make_inputs
+from harness.kills import Kill
 from harness.memory import NotEnoughMemory
 from harness.peers import Recipe, Rule
 from harness.peers import load as load_peers
@@ -127,7 +128,8 @@ def beside(kills: Sequence[Kill], *, processes: int, seed: int) -> str:
     gate = sum(kill.found for kill in kills if kill.name in names)
     within = sum(kill.found and kill.cases <= SEEN for kill in kills if kill.name in names)
     lines = [
-        f"| rule | faults found on {SEEN} of our cases | correct answers rejected there | found on its own inputs | rejected there |",
+        f"| rule | faults found on {SEEN} of our cases | correct answers rejected there "
+        "| found on its own inputs | rejected there |",
         "|---|---|---|---|---|",
         f"| this gate | {within} of {len(names)} ({gate} with all cases) | 0 | | |",
     ]

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.detect import draw
 from harness.faults.backend import Planted
 from harness.faults.variant import VARIANTS
+from harness.hunt import draw
 from harness.inputs import make_inputs
 from harness.judge import judge
 from harness.memory import NotEnoughMemory
@@ -83,7 +83,11 @@ def tally(variant: str, *, count: int, profile: str, seed: int) -> Tally:
         for name, ratio in verdict.measurements.ratios.items():
             found.worst[name] = max(found.worst.get(name, 0.0), ratio)
     found.seconds = time.perf_counter() - began
-    print(f"false alarms: {variant}: {len(found.alarms)} in {found.executed} cases, {found.seconds:.0f} s", file=sys.stderr, flush=True)
+    print(
+        f"false alarms: {variant}: {len(found.alarms)} in {found.executed} cases, {found.seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     return found
 
 
@@ -113,7 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ratios = " | ".join(f"{one.worst.get(check, 0.0):.2f}" for check in checks)
         print(f"| {one.variant} | {one.executed} | {len(one.alarms)} | {ratios} |")
     alarms, cases = sum(len(one.alarms) for one in tallies), sum(one.executed for one in tallies)
-    print(f"\n{alarms} false alarms in {cases} cases; upper limit of the rate at {CONFIDENCE:.0%}: {upper_limit(alarms, cases):.2e}")
+    print(
+        f"\n{alarms} false alarms in {cases} cases; "
+        f"upper limit of the rate at {CONFIDENCE:.0%}: {upper_limit(alarms, cases):.2e}"
+    )
     print(f"columns are the largest ratio to the limit; {time.perf_counter() - began:.0f} s on {options.processes} processes")
     for one in tallies:
         for case, said in one.alarms:

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import torch
 
 from harness.case import Case
-from harness.detect import fresh
 from harness.faults.backend import Planted
 from harness.faults.kinds.scales import believe
-from harness.faults.model import Act, Scene
+from harness.faults.scene import Act, Scene
 from harness.faults.variant import BASE, VARIANTS
+from harness.hunt import fresh
 from harness.inputs import Inputs, make_inputs
 from harness.judge import Known, judge
 from harness.regimes import Regime, load

@@ -189,7 +189,9 @@ def _statement(node: ast.AST, scope: Scope) -> Iterator[str]:
     if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Name, ast.BinOp)) and len(node.targets) == 1:
         target = ast.unparse(node.targets[0])
         # Only where the name has a value already, or the kernel would not compile.
-        if isinstance(node.value, ast.Name) or target in {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}:
+        if isinstance(node.value, ast.Name) or target in {
+            name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)
+        }:
             yield "pass"
 
 

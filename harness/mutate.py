@@ -15,7 +15,6 @@ Usage: ``python -m harness.mutate --backend NAME [--cases N] [--processes N] [--
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import multiprocessing
 import os
 import random
@@ -24,98 +23,29 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
 from harness.backends.protocol import Backend
 from harness.case import Case
-from harness.detect import draw, fresh
+from harness.hunt import draw, fresh
 from harness.inputs import Inputs, make_inputs
 from harness.judge import Known, judge
 from harness.mutants import OPERATORS, Mutant, mutants
 from harness.profiles import PROFILES
 from harness.regimes import Regime, load
+from harness.targets import TARGETS, Target
 
 EQUIVALENT = Path(__file__).resolve().parent.parent / "cases" / "equivalent_mutants.toml"
-_BACKENDS = Path(__file__).resolve().parent / "backends"
 #: Seconds a mutant may take for one case before it is a hang, and for all its cases before its budget ends.
-CASE_SECONDS, MUTANT_SECONDS = 30.0, 60.0
+CASE_SECONDS, MUTANT_SECONDS = 60.0, 120.0
 #: How long the loss of a process may go unseen.
 _TICK = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A backend whose kernel can be mutated."""
-
-    #: File of the kernel.
-    path: Callable[[], Path]
-    #: Makes the backend from a file that stands in that one's place.
-    build: Callable[[Path], Backend]
-
-
-def _load(path: Path) -> ModuleType:
-    """Import a kernel's file under a name of its own."""
-    name = f"mutant_{path.stem}_{os.getpid()}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _gluon(path: Path) -> Backend:
-    from harness.backends.gluon_splitkv import GluonSplitKV
-
-    module = _load(path)
-    return GluonSplitKV("gluon-splitkv", module.attend, module.merge, tile=module.TILE, block=module.BLOCK)
-
-
-def _triton(path: Path) -> Backend:
-    from harness.backends.triton_splitkv import SplitKV
-
-    return SplitKV("triton-splitkv", _load(path))
-
-
-def _aiter_path() -> Path:
-    from harness.backends.registry import make
-
-    backend: Any = make("aiter-gluon")
-    return Path(backend.source.root) / Path(*backend._place.split(".")).with_suffix(".py")
-
-
-def _aiter(path: Path) -> Backend:
-    """Build from a checkout in which only this file is another: everything else of it is linked."""
-    from harness.backends.aiter_gluon import AiterGluon
-    from harness.backends.aiter_source import find_source, parse_source
-
-    original, root = _aiter_path(), find_source().root
-    copy = Path(tempfile.mkdtemp(prefix="mla-gate-checkout-"))
-    place, here = original.relative_to(root), copy
-    for part in place.parts:
-        there = root / here.relative_to(copy)
-        for entry in there.iterdir():
-            if entry.name != part and entry.name != "__pycache__":
-                (here / entry.name).symlink_to(entry)
-        here = here / part
-        if part != place.name:
-            here.mkdir()
-    shutil.copy(path, copy / place)
-    return AiterGluon("aiter-gluon", parse_source(f"{copy}=mutant"))
-
-
-TARGETS: Mapping[str, Target] = {
-    "gluon-splitkv": Target(path=lambda: _BACKENDS / "gluon_splitkv_kernel.py", build=_gluon),
-    "triton-splitkv": Target(path=lambda: _BACKENDS / "triton_splitkv_kernel.py", build=_triton),
-    "aiter-gluon": Target(path=_aiter_path, build=_aiter),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,23 +73,27 @@ class Fate:
 
 
 def questions(backend: Backend, *, count: int, seed: int) -> list[Question]:
-    """Make the cases that mutants are asked: those of the gate, the cheap ones first.
+    """Make the cases that mutants are asked: half as the smoke profile draws them, half as the gate's, cheap ones first.
 
     Raises:
         RuntimeError: if the correct kernel fails one of them.
     """
-    regimes, profile = load(), PROFILES["smoke"]
+    rows = load().for_backend(backend.name)
+    each = -(-count // (2 * len(rows)))
     drawn: list[tuple[Case, Regime]] = []
-    rows = regimes.for_backend(backend.name)
-    for regime in rows:
-        drawn += [(case, regime) for case in draw(regime, backend, profile, -(-count // len(rows)), seed)]
-    drawn.sort(key=lambda pair: (sum(pair[0].lengths) + 64) * pair[0].heads * pair[0].query_tokens)
+    for name in ("smoke", "gate"):
+        part = [(case, regime) for regime in rows for case in draw(regime, backend, PROFILES[name], each, seed)]
+        drawn += sorted(part, key=lambda pair: (sum(pair[0].lengths) + 64) * pair[0].heads * pair[0].query_tokens)
     made = []
     for case, regime in drawn:
         inputs, known = make_inputs(case, output_format=backend.capabilities.output_format), Known()
-        verdict = judge(inputs, backend.run(inputs), regime, empty_rows=backend.capabilities.empty_rows, models=False, known=known)
+        verdict = judge(
+            inputs, backend.run(inputs), regime, empty_rows=backend.capabilities.empty_rows, models=False, known=known
+        )
         if verdict.kind != "PASS":
-            raise RuntimeError(f"the kernel itself is a {verdict.kind} of {case}: nothing can be said of its mutants\n{verdict.message}")
+            raise RuntimeError(
+                f"the kernel itself is a {verdict.kind} of {case}: nothing can be said of its mutants\n{verdict.message}"
+            )
         made.append(Question(inputs=inputs, regime=regime, known=known))
     return made
 
@@ -183,16 +117,14 @@ def _ask(build: Callable[[Path], Backend], path: Path, asked: Sequence[Question]
             output = backend.run(fresh(question.inputs))
         except BaseException as error:
             refused = getattr(error, "verdict_kind", "FAIL") == "ERROR"
-            pipe.send(("stillborn" if refused else "caught", f"{getattr(error, 'verdict_fault', 'crash')}: {type(error).__name__}"))
+            kind = getattr(getattr(error, "finding", None), "kind", type(error).__name__)
+            pipe.send(("stillborn" if refused else "caught", f"{getattr(error, 'verdict_fault', 'crash')}: {kind}"))
             return
         policy = backend.capabilities.empty_rows
         verdict = judge(question.inputs, output, question.regime, empty_rows=policy, models=False, known=question.known)
         if verdict.kind == "FAIL":
             checks = [name for name, ratio in verdict.measurements.ratios.items() if ratio > 1]
             pipe.send(("caught", f"{verdict.fault}{' (' + ', '.join(checks) + ')' if checks else ''}"))
-            return
-        if verdict.kind == "ERROR":
-            pipe.send(("caught", "ERROR"))
             return
         if time.monotonic() - began > MUTANT_SECONDS:
             break
@@ -243,7 +175,8 @@ def run(backend_name: str, chosen: Sequence[Mutant], *, count: int, seed: int, p
     target = TARGETS[backend_name]
     asked = questions(target.build(target.path()), count=count, seed=seed)
     folder = Path(tempfile.mkdtemp(prefix="mla-gate-mutants-"))
-    waiting, running, fates = list(reversed(chosen)), [], []
+    waiting, fates = list(reversed(chosen)), list[Fate]()
+    running: list[_Trial] = []
     told = time.monotonic()
     try:
         while waiting or running:
@@ -256,7 +189,11 @@ def run(backend_name: str, chosen: Sequence[Mutant], *, count: int, seed: int, p
                     fates.append(fate)
             if time.monotonic() - told > 10:
                 told = time.monotonic()
-                print(f"mutate: {len(fates)} of {len(chosen)} done, {sum(f.end == 'survived' for f in fates)} survive", file=sys.stderr, flush=True)
+                print(
+                    f"mutate: {len(fates)} of {len(chosen)} done, {sum(f.end == 'survived' for f in fates)} survive",
+                    file=sys.stderr,
+                    flush=True,
+                )
             time.sleep(_TICK)
     finally:
         for trial in running:
@@ -277,7 +214,9 @@ def equivalents(backend_name: str, path: Path = EQUIVALENT) -> dict[tuple[str, s
     for row in tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []):
         if row["backend"] == backend_name:
             if not row.get("why", "").strip():
-                raise ValueError(f"{path}: the mutant {row['old']!r} -> {row['new']!r} of {backend_name} needs a reason: why = …")
+                raise ValueError(
+                    f"{path}: the mutant {row['old']!r} -> {row['new']!r} of {backend_name} needs a reason: why = …"
+                )
             for new in row["new"] if isinstance(row["new"], list) else [row["new"]]:
                 found[row["line"], row["old"], new] = row["why"]
     return found
@@ -292,8 +231,8 @@ def report(backend_name: str, fates: Sequence[Fate], known: Mapping[tuple[str, s
     caught = [fate for fate in fates if fate.end == "caught"]
     score = len(caught) / max(1, counted)
     lines = [
-        f"{backend_name}: {len(caught)} of {counted} mutants caught, {score:.1%}; {len(survivors) - len(open_ones)} equivalent, "
-        f"{len(stillborn)} stillborn, {len(open_ones)} survive",
+        f"{backend_name}: {len(caught)} of {counted} mutants caught, {score:.1%}; "
+        f"{len(survivors) - len(open_ones)} equivalent, {len(stillborn)} stillborn, {len(open_ones)} survive",
         "",
         "| operator | caught | survive | equivalent | stillborn |",
         "|---|---|---|---|---|",
@@ -307,11 +246,9 @@ def report(backend_name: str, fates: Sequence[Fate], known: Mapping[tuple[str, s
             sum(fate.end == "stillborn" for fate in own),
         ]
         lines.append(f"| {name} | " + " | ".join(map(str, ends)) + " |")
-    by: dict[str, int] = {}
-    for fate in caught:
-        by[fate.by.partition(":")[0].partition(" (")[0]] = by.get(fate.by.partition(":")[0].partition(" (")[0], 0) + 1
+    by = Counter(fate.by.partition(" (")[0] for fate in caught)
     cases = sorted(fate.cases for fate in caught)
-    lines += ["", "caught by: " + ", ".join(f"{name} {number}" for name, number in sorted(by.items(), key=lambda item: -item[1]))]
+    lines += ["", "caught by: " + ", ".join(f"{name} {number}" for name, number in by.most_common())]
     if cases:
         lines.append(f"median after {cases[len(cases) // 2]} cases, at most {cases[-1]}")
     lines += [f"survives: {fate.mutant}\n    {fate.mutant.text}" for fate in open_ones]

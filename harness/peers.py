@@ -175,4 +175,3 @@ def _recipe(path: Path, row: Mapping[str, Any], rules: Mapping[str, Rule]) -> Re
         dead=row["dead"],
         cases=cases,
     )
-

@@ -11,6 +11,7 @@ Source: least squares over the rows of a request, the ratio of each token shared
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -59,7 +60,9 @@ def sight(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> tuple[Sighting
         if not 0 < length <= MOST:
             continue
         rows = out[request].double().flatten(0, 1)
-        keys = decode(gather(problem, problem.slots[starts[request] : starts[request + 1]]), FORMATS[case.cache_format]).double()
+        keys = decode(
+            gather(problem, problem.slots[starts[request] : starts[request + 1]]), FORMATS[case.cache_format]
+        ).double()
         query = decode(inputs.query[request], FORMATS[case.query_format]).double().flatten(0, 1)
         scores = query @ keys.T * (case.softmax_scale * case.query_scale * case.cache_scale)
         newest = (torch.arange(case.query_tokens) + length - case.query_tokens).repeat_interleave(case.heads)
@@ -155,7 +158,7 @@ def _place(inputs: Inputs, request: int, tokens: list[int], arithmetic: Arithmet
     length, size = case.lengths[request], case.page_size
     pages = [k for k in range(-(-length // size)) if set(range(k * size, min((k + 1) * size, length))) <= wanted]
     edges = arithmetic.splits.edges(length, heads=case.heads, query_tokens=case.query_tokens, batch=case.batch)
-    splits = [k for k, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if set(range(a, b)) <= wanted]
+    splits = [k for k, (a, b) in enumerate(pairwise(edges)) if set(range(a, b)) <= wanted]
     parts = []
     if size > 1 and pages:
         parts.append(f"page {_runs(tuple(pages))}")

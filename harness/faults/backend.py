@@ -16,7 +16,8 @@ import torch
 from harness.backends.protocol import Capabilities, Output, UnknownBackend, Unsupported
 from harness.case import Case
 from harness.faults.catalogue import FAULTS
-from harness.faults.model import Act, run
+from harness.faults.model import run
+from harness.faults.scene import Act
 from harness.faults.variant import VARIANTS, Variant
 from harness.inputs import Inputs
 

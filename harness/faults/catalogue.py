@@ -13,7 +13,5 @@ from harness.faults.kinds import addresses, calls, heads, scales, softmax, split
 from harness.faults.record import Fault
 
 FAULTS: Mapping[str, Fault] = {
-    fault.name: fault
-    for module in (calls, scales, softmax, tails, tables, heads, addresses, splits)
-    for fault in module.FAULTS
+    fault.name: fault for module in (calls, scales, softmax, tails, tables, heads, addresses, splits) for fault in module.FAULTS
 }

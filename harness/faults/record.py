@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.case import Case
-from harness.faults.model import POINTS, Act
+from harness.faults.scene import POINTS, Act
 from harness.faults.variant import BASE, VARIANTS
 
 #: The kinds of faults that a decode kernel can have.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from references.arithmetic import Arithmetic, Splits
 
@@ -37,7 +38,7 @@ class Variant:
         """Cut the tokens 0 … length - 1 into the splits of a launch, as (start, stop); later splits may be empty."""
         splits = self.arithmetic.splits
         edges = splits.edges(length, heads=heads, query_tokens=query_tokens, batch=batch)
-        plan = list(zip(edges[:-1], edges[1:], strict=True))
+        plan = list(pairwise(edges))
         launched = splits.launched(heads=heads, query_tokens=query_tokens, batch=batch)
         return plan + [(length, length)] * (launched - len(plan))
 

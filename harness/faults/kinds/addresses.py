@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from harness.case import Case
-from harness.faults.model import Act, Scene
 from harness.faults.record import Fault
+from harness.faults.scene import Act, Scene
 from references.formats import FORMATS
 
 Tensor = torch.Tensor
@@ -104,7 +104,7 @@ def contiguous_rope(scene: Scene, _: Scene) -> Scene:
 def swapped_query_strides(scene: Scene, _: Scene) -> Scene:
     """Take the stride of query tokens for that of heads and the other way round."""
     case = scene.inputs.case
-    nope = scene.query[..., : case.latent].transpose(1, 2).reshape(scene.query.shape[:3] + (case.latent,))
+    nope = scene.query[..., : case.latent].transpose(1, 2).reshape((*scene.query.shape[:3], case.latent))
     scene.query = torch.cat([nope, scene.query[..., case.latent :]], -1)
     return scene
 
@@ -223,8 +223,8 @@ FAULTS = (
           shows=lambda case: any(n % case.page_size for n in case.lengths),
           acts={"plan": whole_last_page, "visible": see_what_was_read}),
     Fault(name="last-tile-dropped", kind="C", report="ROCm/aiter #2319", what="a partial last tile is not read",
-          needs="a split that is no whole number of tiles",
-          shows=lambda case: any(n % 32 for n in case.lengths), acts={"plan": drop_last_tile}),
+          needs="a split that is no whole number of tiles", shows=lambda case: any(n % 32 for n in case.lengths),
+          acts={"plan": drop_last_tile}),
     Fault(name="tile-edge-token-dropped", kind="C", report="ROCm/aiter #2106",
           what="a token that would start a tile is not read if it is the last", needs="N one past a tile edge",
           shows=lambda case: any(n % 32 == 1 for n in case.lengths), acts={"plan": last_token_at_tile_edge}),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from harness.case import Case
-from harness.faults.model import Act, Scene
 from harness.faults.record import Fault
+from harness.faults.scene import Act, Scene
 
 Tensor = torch.Tensor
 
@@ -35,6 +35,25 @@ def _power_of_two(value: float) -> float:
 
 def _bf16(value: float) -> float:
     return float(torch.tensor(value).bfloat16())
+
+
+def both(change: Callable[[float], float]) -> Act:
+    """Change the cache scale wherever it acts."""
+    return believe(key_scale=lambda scene: change(scene.key_scale), value_scale=lambda scene: change(scene.value_scale))
+
+
+def exchanged(scene: Scene, value: Scene) -> Scene:
+    """Exchange the query scale and the cache scale."""
+    scene.query_scale, scene.key_scale, scene.value_scale = scene.key_scale, scene.query_scale, scene.query_scale
+    return value
+
+
+_FLAVOURS = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e4m3fnuz: torch.float8_e4m3fn}
+_FIVE_TWO = {
+    torch.float8_e4m3fn: torch.float8_e5m2,
+    torch.float8_e4m3fnuz: torch.float8_e5m2,
+    torch.float8_e5m2: torch.float8_e4m3fn,
+}
 
 
 def read_as(names: dict[torch.dtype, torch.dtype]) -> Act:
@@ -101,14 +120,16 @@ def _fp8(case: Case) -> bool:
 
 
 FAULTS = (
-    Fault(name="value-scale-dropped", kind="N", report="vllm-project/vllm #42580", what="the cache scale is not applied to V",
-          needs="a cache scale that is not one", shows=_cache_scale, acts={"arguments": believe(value_scale=_one)}),
+    Fault(name="value-scale-dropped", kind="N", report="vllm-project/vllm #42580",
+          what="the cache scale is not applied to V", needs="a cache scale that is not one", shows=_cache_scale,
+          acts={"arguments": believe(value_scale=_one)}),
     Fault(name="key-scale-dropped", kind="N", report="vllm-project/vllm #37054", what="the cache scale is not applied to K",
           needs="a cache scale that is not one", shows=_cache_scale, acts={"arguments": believe(key_scale=_one)}),
-    Fault(name="cache-scale-dropped", kind="N", report="NVIDIA/TensorRT-LLM #16916", what="the cache scale is not applied at all",
-          needs="a cache scale that is not one", shows=_cache_scale, acts={"arguments": believe(key_scale=_one, value_scale=_one)}),
-    Fault(name="value-scale-twice", kind="N", report="vllm-project/vllm #37054", what="the cache scale is applied to V twice",
-          needs="a cache scale that is not one", shows=_cache_scale,
+    Fault(name="cache-scale-dropped", kind="N", report="NVIDIA/TensorRT-LLM #16916",
+          what="the cache scale is not applied at all", needs="a cache scale that is not one", shows=_cache_scale,
+          acts={"arguments": believe(key_scale=_one, value_scale=_one)}),
+    Fault(name="value-scale-twice", kind="N", report="vllm-project/vllm #37054",
+          what="the cache scale is applied to V twice", needs="a cache scale that is not one", shows=_cache_scale,
           acts={"arguments": believe(value_scale=lambda scene: scene.value_scale**2)}),
     Fault(name="key-scale-twice", kind="N", report="vllm-project/vllm #37054", what="the cache scale is applied to K twice",
           needs="a cache scale that is not one", shows=_cache_scale,
@@ -118,33 +139,38 @@ FAULTS = (
     Fault(name="query-scale-twice", kind="N", report="sgl-project/sglang #28144", what="the query scale is applied twice",
           needs="a query scale that is not one", shows=_query_scale,
           acts={"arguments": believe(query_scale=lambda scene: scene.query_scale**2)}),
-    Fault(name="scales-exchanged", kind="N", report="flashinfer-ai/flashinfer #1254", what="query and cache scale are exchanged",
-          needs="scales that differ", shows=lambda case: case.query_scale != case.cache_scale and _some(case),
-          acts={"arguments": believe(query_scale=lambda scene: scene.key_scale, key_scale=lambda scene: scene.query_scale,
-                                     value_scale=lambda scene: scene.query_scale)}),
-    Fault(name="query-scale-on-values", kind="N", report="flashinfer-ai/flashinfer #1254", what="V gets the query scale too",
-          needs="a query scale that is not one", shows=_query_scale,
+    Fault(name="scales-exchanged", kind="N", report="flashinfer-ai/flashinfer #1254",
+          what="query and cache scale are exchanged", needs="scales that differ",
+          shows=lambda case: case.query_scale != case.cache_scale and _some(case),
+          acts={"arguments": exchanged}),
+    Fault(name="query-scale-on-values", kind="N", report="flashinfer-ai/flashinfer #1254",
+          what="V gets the query scale too", needs="a query scale that is not one", shows=_query_scale,
           acts={"arguments": believe(value_scale=lambda scene: scene.value_scale * scene.query_scale)}),
-    Fault(name="scale-as-e8m0", kind="O", report="deepseek-ai/FlashMLA #184", what="the cache scale is cut to a power of two",
-          needs="a cache scale that is no power of two", shows=lambda case: _some(case) and _power_of_two(case.cache_scale) != case.cache_scale,
-          acts={"arguments": believe(key_scale=lambda scene: _power_of_two(scene.key_scale),
-                                     value_scale=lambda scene: _power_of_two(scene.value_scale))}),
+    Fault(name="scale-as-e8m0", kind="O", report="deepseek-ai/FlashMLA #184",
+          what="the cache scale is cut to a power of two", needs="a cache scale that is no power of two",
+          shows=lambda case: _some(case) and _power_of_two(case.cache_scale) != case.cache_scale,
+          acts={"arguments": both(_power_of_two)}),
     Fault(name="scale-as-bf16", kind="O", report="vllm-project/vllm #49435", what="the cache scale is rounded to bf16",
-          needs="a cache scale that bf16 cannot hold", shows=lambda case: _some(case) and _bf16(case.cache_scale) != case.cache_scale,
-          acts={"arguments": believe(key_scale=lambda scene: _bf16(scene.key_scale), value_scale=lambda scene: _bf16(scene.value_scale))}),
-    Fault(name="rope-not-scaled", kind="N", report="vllm-project/vllm #42956", what="the cache scale is not applied to the rope part",
-          needs="a cache scale that is not one", shows=lambda case: _cache_scale(case) and case.rope > 0, acts={"query": rope_scaled_alone}),
-    Fault(name="query-cast-to-e4m3", kind="N", report="sgl-project/sglang #28144", what="the query is cast to e4m3 without a scale",
-          needs="a query in a wider format", shows=lambda case: _some(case) and case.query_format not in ("e4m3fn", "e4m3fnuz"),
+          needs="a cache scale that bf16 cannot hold",
+          shows=lambda case: _some(case) and _bf16(case.cache_scale) != case.cache_scale,
+          acts={"arguments": both(_bf16)}),
+    Fault(name="rope-not-scaled", kind="N", report="vllm-project/vllm #42956",
+          what="the cache scale is not applied to the rope part", needs="a cache scale that is not one",
+          shows=lambda case: _cache_scale(case) and case.rope > 0, acts={"query": rope_scaled_alone}),
+    Fault(name="query-cast-to-e4m3", kind="N", report="sgl-project/sglang #28144",
+          what="the query is cast to e4m3 without a scale", needs="a query in a wider format",
+          shows=lambda case: _some(case) and case.query_format not in ("e4m3fn", "e4m3fnuz"),
           acts={"query": query_to_e4m3}),
-    Fault(name="e4m3-flavours-exchanged", kind="O", report="vllm-project/vllm #45562", what="e4m3fn is read as e4m3fnuz or the other way round",
-          needs="an e4m3 cache", shows=lambda case: _some(case) and case.cache_format in ("e4m3fn", "e4m3fnuz"),
-          acts={"arguments": read_as({torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e4m3fnuz: torch.float8_e4m3fn})}),
+    Fault(name="e4m3-flavours-exchanged", kind="O", report="vllm-project/vllm #45562",
+          what="e4m3fn is read as e4m3fnuz or the other way round", needs="an e4m3 cache",
+          shows=lambda case: _some(case) and case.cache_format in ("e4m3fn", "e4m3fnuz"),
+          acts={"arguments": read_as(_FLAVOURS)}),
     Fault(name="e4m3-read-as-e5m2", kind="O", report="vllm-project/vllm #45562", what="e4m3 is read as e5m2",
-          needs="an fp8 cache", shows=_fp8, acts={"arguments": read_as({torch.float8_e4m3fn: torch.float8_e5m2, torch.float8_e4m3fnuz: torch.float8_e5m2,
-                                                                      torch.float8_e5m2: torch.float8_e4m3fn})}),
-    Fault(name="fp16-read-as-bf16", kind="O", report="vllm-project/vllm #45562", what="bf16 is read as fp16 or the other way round",
-          needs="a 16-bit cache", shows=lambda case: _some(case) and case.cache_format in ("bf16", "fp16"),
+          needs="an fp8 cache", shows=_fp8,
+          acts={"arguments": read_as(_FIVE_TWO)}),
+    Fault(name="fp16-read-as-bf16", kind="O", report="vllm-project/vllm #45562",
+          what="bf16 is read as fp16 or the other way round", needs="a 16-bit cache",
+          shows=lambda case: _some(case) and case.cache_format in ("bf16", "fp16"),
           acts={"arguments": read_as({torch.bfloat16: torch.float16, torch.float16: torch.bfloat16})}),
     Fault(name="fp8-subnormals-flushed", kind="O", report="ROCm/aiter #5642", what="subnormal fp8 values are zero",
           needs="an fp8 cache with subnormal codes", shows=_fp8, acts={"rows": subnormals_flushed}),

@@ -1,0 +1,106 @@
+"""An explanation names the mistake, says where it is, and says so when nothing fits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.backends.protocol import Output
+from harness.case import Case
+from harness.explain import Explanation, explain, explain_crash, explain_violations
+from harness.faults.backend import planted
+from harness.faults.variant import BASE, VARIANTS
+from harness.inputs import make_inputs
+
+ARITHMETIC = VARIANTS[BASE].arithmetic
+CASE = Case(
+    heads=20,
+    query_tokens=2,
+    lengths=(130, 64),
+    page_size=16,
+    cache_format="e4m3fn",
+    cache_scale=0.37,
+    query_scale=1.7,
+    placement="permuted",
+    query_layout="fused",
+)
+
+
+def explained(*names: str, case: Case = CASE, patience: float = 60.0) -> Explanation:
+    """Plant faults in a variant that rounds otherwise than the one they are explained in."""
+    backend = planted(*names, variant=VARIANTS["exp2"])
+    inputs = make_inputs(case)
+    return explain(inputs, backend.run(inputs), ARITHMETIC, rerun=backend.run, patience=patience)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "value-scale-dropped",
+        "query-scale-dropped",
+        "softmax-scale-5-percent",
+        "output-truncated",
+        "rope-ignored",
+        "lse-base-2",
+        "heads-swapped",
+        "fold-takes-next-cache",
+        "causal-one-more",
+        "last-split-dropped",
+        "merge-without-lse",
+        "split-edge-dropped",
+        "table-stale-last-page",
+        "query-strides-exchanged",
+        "first-request-for-all",
+    ],
+)
+def test_the_planted_fault_is_named_first(name: str) -> None:
+    found = explained(name)
+    assert found.candidates and found.candidates[0].names == (name,), str(found)
+    assert found.candidates[0].within_rounding
+    assert found.candidates[0].residual < found.residual
+
+
+def test_two_faults_are_named_as_two() -> None:
+    found = explained("value-scale-twice", "middle-token-lost")
+    assert set(found.candidates[0].names) == {"value-scale-twice", "middle-token-lost"}
+
+
+def test_nothing_fits_noise() -> None:
+    inputs = make_inputs(CASE)
+    generator = torch.Generator().manual_seed(1)
+    out = torch.randn(inputs.out.shape, generator=generator).to(inputs.out.dtype)
+    found = explain(inputs, Output(out=out, lse=None), ARITHMETIC, patience=60.0)
+    assert not any(one.within_rounding for one in found.candidates)
+    assert "none of" in str(found) or "comes near" in str(found)
+
+
+def test_it_says_which_rows_are_wrong() -> None:
+    found = str(explained("fold-takes-next-cache"))
+    assert "heads 16-19 of 20" in found
+    assert "query token 0 of 2" in str(explained("causal-one-more"))
+
+
+def test_slot_coded_content_tells_which_tokens_are_missing_and_doubled() -> None:
+    assert "request 0: tokens 64, 128 missing" in str(explained("split-edge-dropped"))
+    assert "request 0: tokens 63, 127 doubled" in str(explained("split-edge-doubled"))
+    assert "tokens 128-129 missing (all of page 8, split 2 of 3)" in str(explained("last-split-dropped"))
+
+
+def test_what_was_not_tried_for_lack_of_time_is_said() -> None:
+    found = explained("value-scale-dropped", patience=0.0)
+    assert found.untried and "not tried for lack of time" in str(found)
+
+
+def test_an_explanation_keeps_its_time() -> None:
+    case = Case(heads=16, lengths=(1000, 200), page_size=16)
+    assert explained("value-tile-zero", case=case, patience=1.0).seconds < 20
+
+
+def test_a_crash_is_explained_by_what_crashes_too() -> None:
+    case = Case(heads=2, lengths=(40, 70), placement="high", pool_rows=4_000_000, page_size=16)
+    assert "offset-signed-faults" in explain_crash(case, ARITHMETIC)
+
+
+def test_touched_memory_is_explained_by_what_touches_it_too() -> None:
+    assert explain_violations(CASE, ARITHMETIC, [("input-changed", "cache")]) == ("writes-cache",)
+    assert explain_violations(CASE, ARITHMETIC, [("guard-touched", "out")]) == ("writes-past-output",)

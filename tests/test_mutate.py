@@ -1,0 +1,99 @@
+"""Mutants are single edits of kernels, and those the gate does not catch are told with their line."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from harness.mutants import OPERATORS, Mutant, mutants
+from harness.mutate import Fate, equivalents, report, run
+from harness.targets import TARGETS
+
+KERNEL = '''"""A kernel."""
+
+SIZE = 64
+
+@gluon.jit
+def walk(Out, length, row_stride, page_stride, scale, WIDE: gl.constexpr):
+    """Walk."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 64], [4, 1], [1, 0])
+    row = gl.program_id(0).to(gl.int64)
+    best = gl.full([16], float("-inf"), gl.float32, layout)
+    for tile in range(length):
+        wait_group(1)
+        value = buffers.index(tile % 2).load()
+        best = gl.maximum(best, gl.max(value * scale, 1))
+    if WIDE:
+        best = best - scale
+    best = gl.where(best < length, best, 0.0)
+    gl.store(Out + row * row_stride, best, mask=row < length)
+'''
+
+
+def made() -> list[Mutant]:
+    return mutants(KERNEL)
+
+
+def test_every_mutant_is_one_edit_that_parses() -> None:
+    found = made()
+    assert len({one.source for one in found}) == len(found) > 30
+    for one in found:
+        ast.parse(one.source)
+        changed = [n for n, (a, b) in enumerate(zip(KERNEL.splitlines(), one.source.splitlines(), strict=True), 1) if a != b]
+        assert changed == [one.line], one
+
+
+@pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "other bound"])
+def test_every_operator_has_something_to_change(operator: str) -> None:
+    assert any(one.operator == operator for one in made()), operator
+
+
+def test_layouts_and_other_code_are_left_alone() -> None:
+    assert not any("Layout" in one.text or one.text.startswith("SIZE") for one in made())
+
+
+@pytest.mark.parametrize("backend", ["gluon-splitkv", "triton-splitkv"])
+def test_a_kernel_of_ours_has_hundreds_of_mutants_of_most_operators(backend: str) -> None:
+    found = mutants(TARGETS[backend].path().read_text(encoding="utf-8"))
+    assert len(found) > 300 and len({one.operator for one in found}) >= 12
+
+
+def test_recorded_equivalents_stand_in_the_kernels() -> None:
+    for backend in ("gluon-splitkv", "triton-splitkv"):
+        keys = {one.key for one in mutants(TARGETS[backend].path().read_text(encoding="utf-8"))}
+        assert set(equivalents(backend)) <= keys
+
+
+def test_an_equivalent_without_a_reason_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "equivalent.toml"
+    path.write_text('[[mutant]]\nbackend = "b"\nline = "x"\nold = "1"\nnew = "2"\nwhy = " "\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="needs a reason"):
+        equivalents("b", path)
+
+
+def fate(one: Mutant, end: str, by: str = "mismatch") -> Fate:
+    return Fate(mutant=one, end=end, by=by, cases=1, seconds=0.1)
+
+
+def test_the_score_leaves_out_the_equivalent_and_the_stillborn() -> None:
+    a, b, c, d = made()[:4]
+    text, score = report(
+        "b", [fate(a, "caught"), fate(b, "survived"), fate(c, "survived"), fate(d, "stillborn")], {c.key: "why"}
+    )
+    assert score == 0.5
+    assert f"survives: {b}" in text and b.text in text and str(c) not in text
+
+
+def test_a_record_that_is_caught_is_told() -> None:
+    one = made()[0]
+    text, _ = report("b", [fate(one, "caught")], {one.key: "why"})
+    assert "recorded as equivalent, yet caught" in text
+
+
+def test_mutants_of_the_triton_kernel_are_caught() -> None:
+    found = mutants(TARGETS["triton-splitkv"].path().read_text(encoding="utf-8"))
+    chosen = [one for one in found if one.operator == "infinity is zero" or "score * scale" in one.old][:3]
+    fates = run("triton-splitkv", chosen, count=12, seed=0, processes=1)
+    assert [one.end for one in fates] == ["caught"] * len(chosen), report("triton-splitkv", fates, {})[0]
