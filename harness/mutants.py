@@ -15,6 +15,9 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+#: Text of a line, its place among the lines of that text, what stood there, what stands there.
+Key = tuple[str, int, str, str]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
@@ -27,6 +30,8 @@ class Mutant:
     #: Line of the file, from 1, and the text of that line.
     line: int
     text: str
+    #: Which of the lines of this text it is, from 1.
+    place: int
     #: What stood there and what stands there now.
     old: str
     new: str
@@ -34,9 +39,9 @@ class Mutant:
     source: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What names the mutant while other lines change: the line's text, the old and the new expression."""
-        return self.text, self.old, self.new
+    def key(self) -> Key:
+        """What names the mutant while other lines change: the line's text and place, the old and the new expression."""
+        return self.text, self.place, self.old, self.new
 
     def __str__(self) -> str:
         return f"{self.kernel}:{self.line}: {self.old!r} became {self.new or 'nothing'!r} ({self.operator})"
@@ -224,6 +229,7 @@ def mutants(source: str) -> list[Mutant]:
     """List all mutants of a file's kernels, in source order, each edit once."""
     tree = ast.parse(source)
     lines = source.splitlines(keepends=True)
+    stripped = [line.strip() for line in lines]
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line.encode()))
@@ -246,7 +252,8 @@ def mutants(source: str) -> list[Mutant]:
                                 operator=name,
                                 kernel=function.name,
                                 line=node.lineno,  # type: ignore[attr-defined]
-                                text=lines[node.lineno - 1].strip(),  # type: ignore[attr-defined]
+                                text=stripped[node.lineno - 1],  # type: ignore[attr-defined]
+                                place=stripped[: node.lineno].count(stripped[node.lineno - 1]),  # type: ignore[attr-defined]
                                 old=" ".join(old.split()),
                                 new=" ".join(new.split()),
                                 source=changed,
