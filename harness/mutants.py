@@ -12,6 +12,7 @@ the usual operators of mutation testing (R. DeMillo, R. Lipton, F. Sayward, "Hin
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -247,7 +248,7 @@ def mutants(source: str) -> list[Mutant]:
                         text = new if name in ("statement left out", "sibling exchanged", "constant altered") else f"({new})"
                         # A call that is a whole statement, or an argument, needs no brackets.
                         changed = (raw[:begin] + text.encode() + raw[stop:]).decode()
-                        if changed not in found and ast.unparse(ast.parse(changed)) != ast.unparse(tree):
+                        if changed not in found and _differs(old, new) and _parses(changed):
                             found[changed] = Mutant(
                                 operator=name,
                                 kernel=function.name,
@@ -259,6 +260,19 @@ def mutants(source: str) -> list[Mutant]:
                                 source=changed,
                             )
     return sorted(found.values(), key=lambda one: one.line)
+
+
+def _differs(old: str, new: str) -> bool:
+    """Tell whether two pieces of source mean something else, brackets and spaces aside."""
+    return ast.dump(ast.parse(textwrap.dedent(old))) != ast.dump(ast.parse(new))
+
+
+def _parses(source: str) -> bool:
+    try:
+        compile(source, "mutant", "exec", ast.PyCF_ONLY_AST)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _scope(function: ast.FunctionDef) -> Scope:

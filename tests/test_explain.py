@@ -15,7 +15,7 @@ from harness.inputs import make_inputs
 ARITHMETIC = VARIANTS[BASE].arithmetic
 CASE = Case(
     heads=20,
-    query_tokens=2,
+    query_tokens=3,
     lengths=(130, 64),
     page_size=16,
     cache_format="e4m3fn",
@@ -77,7 +77,7 @@ def test_nothing_fits_noise() -> None:
 def test_it_says_which_rows_are_wrong() -> None:
     found = str(explained("fold-takes-next-cache"))
     assert "heads 16-19 of 20" in found
-    assert "query token 0 of 2" in str(explained("causal-one-more"))
+    assert "query tokens 0-1 of 3" in str(explained("causal-one-more"))
 
 
 def test_slot_coded_content_tells_which_tokens_are_missing_and_doubled() -> None:
