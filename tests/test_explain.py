@@ -83,7 +83,7 @@ def test_it_says_which_rows_are_wrong() -> None:
 def test_slot_coded_content_tells_which_tokens_are_missing_and_doubled() -> None:
     assert "request 0: tokens 64, 128 missing" in str(explained("split-edge-dropped"))
     assert "request 0: tokens 63, 127 doubled" in str(explained("split-edge-doubled"))
-    assert "tokens 128-129 missing (all of page 8, split 2 of 3)" in str(explained("last-split-dropped"))
+    assert "request 1: tokens 32-63 missing (all of page 2-3, split 1 of 2)" in str(explained("last-split-dropped"))
 
 
 def test_what_was_not_tried_for_lack_of_time_is_said() -> None:
