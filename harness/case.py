@@ -32,6 +32,7 @@ CONTENTS: Mapping[str, str] = {
     "peak-tail": "one token holds half the weight, a long low tail the other half",
     "rising": "scores grow along the context, so that the running maximum moves in every tile",
     "falling": "scores fall along the context, so that the first tile sets the maximum",
+    "sunken": "every score lies far below zero, so that a maximum or an lse that begins at zero drowns all of them",
     "ties": "rows drawn from a book of four, so that many scores tie exactly",
     "zero-query": "a query of zeros: the output is the mean of V",
     "ones": "V is one everywhere: the output is the cache scale, whatever the scores",

@@ -98,7 +98,8 @@ def _request(inputs: Inputs, request: int, rows: _Rows, arithmetic: Arithmetic) 
     ratios, rest = _solve(rows)
     # Said only where what is left is no more than rounding leaves.
     if bool(rest.square().sum() <= LED_BY_ONE**2 * rows.variance.sum()):
-        return _judge(inputs, request, ratios, arithmetic)
+        # Nothing is known of tokens that none of these rows sees.
+        return _judge(inputs, request, ratios, rows.p.amax(0) > 0, arithmetic)
     return _foreign(inputs, request, rows.actual - rows.p @ rows.values)
 
 
@@ -117,14 +118,14 @@ def _solve(rows: _Rows) -> tuple[Tensor, Tensor]:
     return ratios, target - factors * fit
 
 
-def _judge(inputs: Inputs, request: int, ratios: Tensor, arithmetic: Arithmetic) -> list[Sighting]:
+def _judge(inputs: Inputs, request: int, ratios: Tensor, known: Tensor, arithmetic: Arithmetic) -> list[Sighting]:
     """Sort the tokens by how much of their weight arrived, relative to the usual: below a half, above one and a half."""
     if not bool(ratios.max() > 0):
         return []
     # Where tokens are lost the others take their weight: the usual share is that of the tokens which did arrive.
     share = ratios / ratios[4 * ratios > ratios.max()].median()
     found = []
-    for what, hit in (("missing", share < 0.5), ("doubled", share > 1.5)):
+    for what, hit in (("missing", known & (share < 0.5)), ("doubled", known & (share > 1.5))):
         tokens = torch.nonzero(hit).flatten().tolist()
         if tokens:
             found.append(

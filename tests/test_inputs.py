@@ -214,6 +214,7 @@ PINNED: dict[str, str] = {
     "peak-tail": "417d30942047e7e4",
     "rising": "2b7f34fbcd387511",
     "falling": "6a2df8d5c08a77ef",
+    "sunken": "f8bee820250b4f54",
     "ties": "19a4b14e57f1243b",
     "zero-query": "3da0f6e309e99ebc",
     "ones": "3c0cb851409426b5",
