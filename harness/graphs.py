@@ -128,19 +128,20 @@ def run_graph(
     output, failed, _ = run_backend(captured, inputs, on_stage)
     if failed is not None:
         return result(_told(failed, f"{case}: right, but cannot be captured"), regime.name, seconds, first)
+    answer = _sure(output)
+
+    def replayed() -> Output:
+        replay[0]()
+        return answer
+
     for about, each in kept[1:]:
         laid = _lay(memory, each, backend, device)
-
-        def again(output: Output = _sure(output)) -> Output:
-            replay[0]()
-            return output
-
-        _, failed, _ = run_backend(again, laid, on_stage)
-        found = failed or judged(laid, _sure(output), backend, regimes.of(backend.name, each))
+        _, failed, _ = run_backend(replayed, laid, on_stage)
+        found = failed or judged(laid, answer, backend, regimes.of(backend.name, each))
         if found.kind not in ("PASS", "UNTRUSTED"):
             what = f"{case}: captured on lengths {list(kept[0][1].lengths)} and right there, wrong when replayed on {about}"
             return result(_told(found, what), regime.name, seconds, first)
-    if "repeat" in regime.exact and kept[-1][1] == kept[0][1] and not _same(kept_out, _sure(output).out):
+    if "repeat" in regime.exact and kept[-1][1] == kept[0][1] and not _same(kept_out, answer.out):
         what = f"{case}: the captured case has other bits when it is replayed"
         return result(Verdict(kind="FAIL", fault="nondeterministic", message=what), regime.name, seconds, first)
     return result(verdict, regime.name, seconds, first)
@@ -179,9 +180,7 @@ def _lay(memory: Inputs, case: Case, backend: Backend, device: torch.device) -> 
 def _told(verdict: Verdict, what: str) -> Verdict:
     """Say of a verdict that it came of a graph."""
     fault = "variant" if verdict.kind == "FAIL" and verdict.fault != "crash" else verdict.fault
-    return Verdict(
-        kind=verdict.kind, fault=fault, message=f"{what}:\n{verdict.message}", measurements=verdict.measurements
-    )
+    return Verdict(kind=verdict.kind, fault=fault, message=f"{what}:\n{verdict.message}", measurements=verdict.measurements)
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:

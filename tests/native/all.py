@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -71,8 +72,8 @@ def gate(given: Any) -> bool:
     for turn in ("compiling", "compiled"):
         with tempfile.TemporaryDirectory() as folder:
             command = [
-                sys.executable, "-m", "pytest", "-p", "no:benchmark", "-p", "no:cacheprovider", "-p", "harness.plugin", "-q", "-q",
-                "cases", "--device", "cuda", "--profile", "gate", "--examples", str(given.examples),
+                sys.executable, "-m", "pytest", "-p", "no:benchmark", "-p", "no:cacheprovider",
+                "-p", "harness.plugin", "-q", "-q", "cases", "--device", "cuda", "--profile", "gate", "--examples", str(given.examples),
                 "-n", str(given.processes), "--dist", "worksteal", "--tb", "short",
                 "--ledger-dir", f"{folder}/run", "--repro-dir", f"{folder}/repros", *given.option,
                 *(f"--aiter-source={text}" for text in sources[:1]), *(f"--backend={name}" for name in backends),
@@ -94,22 +95,34 @@ def gate(given: Any) -> bool:
             cold = sum(line["seconds"] for line in results if line["compiled"])
             say(
                 f"gate, {turn}: status {status}, {len(results)} cases in {wall:.0f} s = {len(results) / wall:.1f} a second; in "
-                f"cases {seconds:.0f} s over {given.processes} processes = {len(results) * given.processes / max(seconds, 1e-9):.1f} a "
-                f"second; {compiled} kernels compiled ({cold:.0f} s of cases that did); {watch.most / 2**30:.1f} GiB taken at most"
+                f"cases {seconds:.0f} s over {given.processes} processes = "
+                f"{len(results) * given.processes / max(seconds, 1e-9):.1f} a "
+                f"second; {compiled} kernels compiled ({cold:.0f} s of cases that did); {watch.most / 2**30:.1f} GiB taken "
+                "at most"
             )
             slow = sorted(results, key=lambda line: -line["seconds"])[:3]
             for line in slow if turn == "compiled" else ():
-                say(f"  slowest: {line['seconds']:.2f} s ({line['run_seconds']:.2f} in the backend) {line['backend']} {line['case'][:110]}")
+                say(
+                    f"  slowest: {line['seconds']:.2f} s ({line['run_seconds']:.2f} in the backend) {line['backend']} "
+                    f"{line['case'][:110]}"
+                )
             if turn == "compiled" or status not in (0, 1):
                 report = subprocess.run(
-                    [sys.executable, "-m", "harness.cli", "report", f"{folder}/run"], capture_output=True, text=True, cwd=ROOT, check=False
+                    [sys.executable, "-m", "harness.cli", "report", f"{folder}/run"],
+                    capture_output=True,
+                    text=True,
+                    cwd=ROOT,
+                    check=False,
                 )
                 say(report.stdout[-3000:] if results else text[-1500:])
             if turn == "compiling":
                 failures = [line for line in lines if line["kind"] == "finding" or line.get("verdict") == "ERROR"]
                 failures += [line for line in results if line["verdict"] == "FAIL" and line["phase"] != "search"]
                 for line in failures[:6]:
-                    say(f"  {line['verdict']} {line['fault']}: {line['backend']} {line['relation'] or ''} {line['message'][:420]}")
+                    say(
+                        f"  {line['verdict']} {line['fault']}: {line['backend']} {line['relation'] or ''} "
+                        f"{line['message'][:420]}"
+                    )
                 good = status == 0
     return good
 
@@ -171,7 +184,7 @@ def parts_of_a_case(given: Any) -> bool:
             verdict = judge(inputs, output, regime)
             torch.cuda.synchronize()
             marks.append(time.perf_counter())
-            told.append([1000 * (stop - start) for start, stop in zip(marks, marks[1:], strict=False)])
+            told.append([1000 * (stop - start) for start, stop in itertools.pairwise(marks)])
         inputs_ms, run_ms, judge_ms = (min(column) for column in zip(*told[1:], strict=True))
         say(f"a case of {len(lengths)} requests, {sum(lengths)} tokens: inputs {inputs_ms:.1f} ms, backend {run_ms:.2f} ms, "
             f"judge {judge_ms:.1f} ms; {verdict.kind}")  # fmt: skip
@@ -191,7 +204,10 @@ def faults(given: Any) -> bool:
             took = time.monotonic() - began
             after = worker.run(case, "python:tests.native.faulty:right").verdict
             if verdict.fault != fault or after.kind != "PASS":
-                wrong.append(f"{name}: {verdict.kind} {verdict.fault}, then {after.kind}: {verdict.message[:300]} | {after.message[:200]}")
+                wrong.append(
+                    f"{name}: {verdict.kind} {verdict.fault}, then {after.kind}: {verdict.message[:300]} | "
+                    f"{after.message[:200]}"
+                )
             elif name == "illegal-access":
                 said = next((line for line in verdict.message.splitlines() if "rror" in line), verdict.message[:150])
                 say(f"illegal-access: {verdict.fault} in {took:.1f} s: {said[:160]}; the next case: {after.kind}")
@@ -225,7 +241,10 @@ def graphs(given: Any) -> bool:
     for name, case in asked.items():
         result = run_graph(case, registry.make("triton-splitkv"), load(), device="cuda:0")
         good = good and result.verdict.kind in ("PASS", "UNTRUSTED")
-        say(f"graph, {name}: {result.verdict.kind} in {result.seconds:.2f} s {result.verdict.message[:500] if result.verdict.fault else ''}")
+        say(
+            f"graph, {name}: {result.verdict.kind} in {result.seconds:.2f} s "
+            f"{result.verdict.message[:500] if result.verdict.fault else ''}"
+        )
     result = run_graph(asked["padded"], KeepsLengths(), load(), device="cuda:0")
     say(f"graph of a backend that keeps the host's lengths: {result.verdict.kind} {result.verdict.fault}: "
         f"{result.verdict.message.splitlines()[0][:200]}")  # fmt: skip
@@ -294,7 +313,10 @@ def main(arguments: list[str] | None = None) -> int:
     if torch.cuda.is_available():
         import triton
 
-        say(f"{torch.cuda.get_device_name(0)} x {torch.cuda.device_count()}, torch {torch.__version__}, triton {triton.__version__}")
+        say(
+            f"{torch.cuda.get_device_name(0)} x {torch.cuda.device_count()}, torch {torch.__version__}, triton "
+            f"{triton.__version__}"
+        )
     failed = []
     for name in given.part or PARTS:
         began = time.monotonic()
