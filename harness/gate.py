@@ -27,10 +27,12 @@ from harness.backends.protocol import Backend
 from harness.case import Case
 from harness.environment import environment
 from harness.graphs import why_not_graph
+from harness.known import covering
 from harness.ledger import Writer, result_line
 from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import load
+from harness.relations import ALL
 from harness.report.failure import look, panel
 from harness.repro import replay_command, save
 from harness.run import Result
@@ -131,7 +133,14 @@ class Gate:
         return result
 
     def run(self, case: Case, backend: Backend, relation: str | None = None) -> Result:
-        """Run a case on a backend, isolated as the run was asked to; a relation that does not apply leaves one run."""
+        """Run a case on a backend, isolated as the run was asked to.
+
+        A relation that does not apply, and one whose other run is known to fail, leave one run.
+        """
+        known = ALL.get(relation or "")
+        other = known.other(case) if known else None
+        if other is not None and covering(backend.name, other[0]) is not None:
+            relation = None
         result = self._run(case, relation, backend)
         if relation is not None and result.verdict.kind == "UNSUPPORTED":
             result = self._run(case, None, backend)

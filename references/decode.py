@@ -5,7 +5,7 @@
 2. Memory does not grow with N: pieces of the context are gathered, decoded, used and dropped.
 3. The longest requests come first, so that those still running are always the first ones of a batch: a piece is one gather
    and two batched products whatever the lengths are.
-4. On a GPU no product uses TF32 or a reduced-precision reduction. On a CPU, scores of bf16 values may use its bf16 dot
+4. On a GPU no product uses TF32 or a reduced-precision reduction. On a CPU, scores of bf16 values may be made by bf16 dot
    products: exact products, fp32 sums.
 5. A query token that sees nothing gives zeros and a log-sum-exp of minus infinity.
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from references.formats import decode, find
-from references.precision import full_precision, narrow_operands
+from references.precision import full_precision, onednn_products, prefers_onednn
 from references.problem import Answer, Problem, gather, visible
 
 __all__ = ["Answer", "Problem", "mla_decode"]
@@ -94,7 +94,9 @@ def _stream(problem: Problem, requests: list[int], limit: int, dtype: torch.dtyp
     seen = torch.tensor([visible(length, problem.query_tokens) for length in lengths], device=device)
     rows, latent = problem.query_tokens * problem.heads, problem.latent
     query = _decode(problem.query[requests], problem.query_format, dtype).reshape(len(requests), rows, problem.width)
-    narrow = dtype == torch.float32 and _narrow(problem, query)
+    on_cpu = not query.is_cuda and dtype == torch.float32
+    score = _Products(onednn=on_cpu and prefers_onednn(narrow=_narrow(problem, query)))
+    weigh = _Products(onednn=on_cpu and prefers_onednn(narrow=False))
     maximum = query.new_full((len(requests), rows, 1), -torch.inf)
     running = Running(maximum=maximum, total=torch.zeros_like(maximum), out=query.new_zeros((len(requests), rows, latent)))
     start = 0
@@ -106,24 +108,39 @@ def _stream(problem: Problem, requests: list[int], limit: int, dtype: torch.dtyp
         slots = starts[:active, None] + torch.minimum(position, last[:active, None])
         cache = _decode(gather(problem, problem.slots[slots.view(-1)]), problem.cache_format, dtype)
         cache = cache.view(active, len(position), problem.width)
-        scores = _scores(query[:active], cache, problem.score_scale, narrow)
+        scores = score.scores(query[:active], cache, problem.score_scale)
         if start + len(position) > max(0, lengths[active - 1] - problem.query_tokens + 1):
             hidden = position >= seen[:active, :, None]
             by_token = scores.view(active, problem.query_tokens, problem.heads, len(position))
             by_token.masked_fill_(hidden[:, :, None], -torch.inf)
-        running.first(active).add(scores, cache[..., :latent])
+        running.first(active).add(scores, cache[..., :latent], weigh)
         start += len(position)
     out = running.out.div_(running.total).mul_(problem.cache_scale)
     lse = (running.maximum + running.total.log()).squeeze(-1)
     return torch.where(running.total > 0, out, 0.0), lse
 
 
-def _scores(query: Tensor, cache: Tensor, scale: float, narrow: bool) -> Tensor:
-    """Multiply queries [G, rows, D] and cache rows [G, n, D] to scores [G, rows, n]."""
-    if not narrow:
-        return torch.baddbmm(cache.new_empty(()), query, cache.transpose(1, 2), beta=0, alpha=scale)
-    with narrow_operands():  # the library's own scaling there takes a scale of zero for none
-        return torch.bmm(query, cache.transpose(1, 2)).mul_(scale)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Products:
+    """Batched products, made by one library or another."""
+
+    #: Whether oneDNN makes them.
+    onednn: bool
+
+    def scores(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:
+        """Multiply queries [G, rows, D] and cache rows [G, n, D] to scores [G, rows, n]."""
+        if not self.onednn:
+            return torch.baddbmm(cache.new_empty(()), query, cache.transpose(1, 2), beta=0, alpha=scale)
+        with onednn_products():  # the scaling that comes with it takes a scale of zero for none
+            return torch.bmm(query, cache.transpose(1, 2)).mul_(scale)
+
+    def add(self, out: Tensor, weights: Tensor, values: Tensor) -> None:
+        """Add weights [G, rows, n] times V [G, n, L] to an output [G, rows, L]."""
+        if self.onednn:
+            with onednn_products():
+                out.baddbmm_(weights, values)
+        else:
+            out.baddbmm_(weights, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +158,7 @@ class Running:
         """Look at the first requests; what is added there is added here."""
         return Running(maximum=self.maximum[:count], total=self.total[:count], out=self.out[:count])
 
-    def add(self, scores: Tensor, values: Tensor) -> None:
+    def add(self, scores: Tensor, values: Tensor, products: _Products) -> None:
         """Add a piece: scores [G, rows, n], overwritten, and values [G, n, L]."""
         maximum = torch.maximum(self.maximum, scores.amax(-1, keepdim=True))
         # Where nothing has been seen yet the maximum is minus infinity, and a difference of two of those is NaN.
@@ -149,5 +166,5 @@ class Running:
         weights = scores.sub_(pivot).exp_()
         shrink = (self.maximum - pivot).exp_()
         self.total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
-        self.out.mul_(shrink).baddbmm_(weights, values)
+        products.add(self.out.mul_(shrink), weights, values)
         self.maximum.copy_(maximum)

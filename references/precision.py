@@ -1,20 +1,22 @@
 """Full-precision matrix products, whatever the process has allowed.
 
 1. Inside ``full_precision`` fp32 products use neither TF32 nor bf16 pieces, no reduction runs below fp32 and autocast is off.
-2. Inside ``narrow_operands`` a CPU may multiply fp32 tensors whose values are bf16 ones as such. That is twice as fast and
-   loses nothing: such products are exact in fp32, and the processor's dot products add them up in fp32, each sum rounded to
-   nearest. Subnormal operands count as zero. A GPU's matrix units cut off instead of rounding, so they are not used.
+2. Inside ``onednn_products`` a CPU's fp32 products go to oneDNN, which uses the whole vector width where MKL uses half of it
+   (AMD's). torch hands them over only with leave to narrow operands to bf16. So the block is for operands that are bf16 values
+   anyway, whose products are exact and whose sums are fp32 ones; and for any where it is seen that nothing is narrowed.
 3. What was set before is set again afterwards, also when an error leaves the block.
 
 Source: torch's notes on numerical accuracy. torch 2.9 replaced ``allow_tf32`` by ``fp32_precision`` and refuses to read the
-one after the other was written, so the newer name is used wherever it exists. VDPBF16PS and TDPBF16PS in Intel's manual for
-what a processor does.
+one after the other was written, so the newer name is used wherever it exists. oneDNN's guide on floating-point math modes: bf16
+stands in for fp32 on processors with AMX, whose dot products (TDPBF16PS) round each fp32 sum to nearest and take subnormal
+operands for zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -53,13 +55,18 @@ def full_precision() -> Iterator[None]:
                 setattr(owner, name, value)
 
 
+def prefers_onednn(*, narrow: bool) -> bool:
+    """Tell whether oneDNN should make a CPU's fp32 products, their operands being bf16 values (``narrow``) or any."""
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    if not (known.get("avx512_f") and hasattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision")):
+        return False
+    return narrow if known.get("amx_tile") else _narrows_nothing()
+
+
 @contextmanager
-def narrow_operands() -> Iterator[None]:
-    """Run a block whose fp32 products have operands that bf16 holds, none of them subnormal where that matters."""
+def onednn_products() -> Iterator[None]:
+    """Run a block whose fp32 products oneDNN may make, and narrow if it likes to."""
     matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
-    if not (hasattr(matmul, "fp32_precision") and multiplies_bf16()):
-        yield
-        return
     before = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
     try:
@@ -68,7 +75,10 @@ def narrow_operands() -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def multiplies_bf16() -> bool:
-    """Tell whether the processor has bf16 dot products of its own; a library's imitation would be slower."""
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+@lru_cache(maxsize=1)
+def _narrows_nothing() -> bool:
+    """See whether oneDNN keeps a bit that bf16 has not, on either side."""
+    fine, ones = torch.full((2, 128, 512), 1 + 2.0**-12), torch.ones((2, 512, 512))
+    with onednn_products():
+        products = torch.bmm(fine, ones), torch.bmm(ones, fine.transpose(1, 2))
+    return all(bool((product == 512 * (1 + 2.0**-12)).all()) for product in products)

@@ -247,7 +247,7 @@ class Partials:
 
         Source: as in ``spread``, two Fourier terms, the second standing for the rest too.
         """
-        first, second = self._waves.square().sum(2).unflatten(0, (2, 2)).sum(1)
+        first, second = self._waves.square().sum(2).view(2, 2, -1).sum(1)
         waves = (first + (math.pi**2 / 6 - 1) * second) * (6 / math.pi**2)
         return torch.where(self._apart > 0, waves / self._apart, 1.0).clamp_(min=1).double()[:, None]
 

@@ -16,7 +16,7 @@ import torch
 
 from references.decode import mla_decode
 from references.oracle import oracle
-from references.precision import full_precision, multiplies_bf16, narrow_operands, settings
+from references.precision import full_precision, onednn_products, prefers_onednn, settings
 from tests.problems import random_problem
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: a product's own precision cannot be seen here")
@@ -45,7 +45,7 @@ def test_precision_is_full_inside_and_as_before_afterwards(lowered: str) -> None
     code = f"""
 import torch
 {lowered}
-from references.precision import full_precision, multiplies_bf16, narrow_operands, settings
+from references.precision import full_precision, onednn_products, prefers_onednn, settings
 values = lambda: [getattr(owner, name) for owner, name, _ in settings()]
 full = [value for _, _, value in settings()]
 before = values()
@@ -62,49 +62,69 @@ assert values() == before
 
 
 def products(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multiply with full and with narrow operands."""
+    """Multiply as torch does by itself, and by oneDNN."""
     with full_precision():
-        full = left @ right
-        with narrow_operands():
-            return full, left @ right
+        plain = left @ right
+        with onednn_products():
+            return plain, left @ right
 
 
-def test_narrow_operands_lose_nothing_that_bf16_holds() -> None:
+ONEDNN = pytest.mark.skipif(not prefers_onednn(narrow=True), reason="this processor's products never go to oneDNN")
+
+
+@ONEDNN
+@pytest.mark.parametrize("narrow", [True, False])
+def test_products_by_onednn_lose_nothing(narrow: bool) -> None:
+    if not prefers_onednn(narrow=narrow):
+        pytest.skip("this processor narrows what is not narrow already, so it is not asked to")
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(shape, generator=generator).bfloat16().float() for shape in ((4, 128, 576), (4, 576, 512)))
+    left, right = (torch.randn(shape, generator=generator) for shape in ((4, 128, 576), (4, 576, 512)))
+    if narrow:
+        left, right = left.bfloat16().float(), right.bfloat16().float()
     exact = left.double() @ right.double()
     sizes = left.abs().double() @ right.abs().double()
-    full, narrow = products(left, right)
     # A sum of 576 products, each sum rounded to nearest: random signs leave a small part of the 576 u that are possible.
-    for actual in (full, narrow):
+    for actual in products(left, right):
         assert ((actual - exact).abs() / sizes).max().item() <= 32 * 2.0**-24
-    # Cutting off instead of rounding would lean to one side.
-    lean = ((narrow - exact) * exact.sign() / sizes).mean().item()
-    assert abs(lean) <= 2.0**-24
+        # Cutting off instead of rounding would lean to one side.
+        assert abs(((actual - exact) * exact.sign() / sizes).mean().item()) <= 2.0**-24
 
 
-@pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16 dot products: nothing is narrowed")
-def test_narrowing_what_bf16_does_not_hold_would_be_seen() -> None:
-    left, right = torch.full((4, 128, 576), 1 + 2.0**-12), torch.ones((4, 576, 512))
-    full, narrow = products(left, right)
-    assert full[0, 0, 0].item() == 576 * (1 + 2.0**-12) != narrow[0, 0, 0].item()
+def test_operands_that_were_narrowed_would_be_seen() -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(shape, generator=generator) for shape in ((4, 128, 576), (4, 576, 512)))
+    sizes = left.abs().double() @ right.abs().double()
+    narrowed = left.bfloat16().float() @ right.bfloat16().float()
+    assert ((narrowed - left.double() @ right.double()).abs() / sizes).max().item() > 32 * 2.0**-24
 
 
-@pytest.mark.parametrize("formats", [("fp32", "e4m3fn"), ("bf16", "fp16"), ("fp16", "bf16"), ("bf16", "fp32")])
-def test_the_reference_narrows_only_what_bf16_holds(formats: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("references.decode.narrow_operands", None)
+@pytest.mark.parametrize(
+    "formats", [("fp32", "e4m3fn"), ("bf16", "fp16"), ("fp16", "bf16"), ("bf16", "fp32"), ("bf16", "e5m2")]
+)
+def test_scores_count_as_narrow_only_if_bf16_holds_their_operands(
+    formats: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def answer(*, narrow: bool) -> bool:
+        asked.append(narrow)
+        return False
+
+    monkeypatch.setattr("references.decode.prefers_onednn", answer)
     mla_decode(random_problem(query_format=formats[0], cache_format=formats[1]))
-    with pytest.raises(TypeError):
-        mla_decode(random_problem(query_format="bf16", cache_format="e4m3fn"))
+    assert set(asked[::2]) == {formats == ("bf16", "e5m2")}  # scores
+    assert set(asked[1::2]) == {False}  # probabilities are no bf16 values
 
 
 @pytest.mark.parametrize("value", [2.0**-130, 2.0**70])
-def test_the_reference_narrows_no_query_that_meets_subnormals(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("references.decode.narrow_operands", None)
+def test_a_query_that_meets_subnormals_is_not_narrow(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(cache_format="bf16")
     query = problem.query.clone()
     query[0, 0, 0, 0] = value
+    monkeypatch.setattr("references.decode.prefers_onednn", lambda *, narrow: pytest.fail("narrow") if narrow else False)
     mla_decode(dataclasses.replace(problem, query=query))
+    with pytest.raises(pytest.fail.Exception):
+        mla_decode(problem)
 
 
 def test_autocast_is_off_inside() -> None:

@@ -46,7 +46,7 @@ def run(inputs: Inputs, variant: Variant, acts: Acts, memory: dict[Any, Any]) ->
 
 def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert to the output's type; a NaN becomes the quiet one, never the pattern that outputs begin with."""
-    stored = values.to(dtype)
+    stored = values.contiguous().to(dtype)  # an expanded answer has rows that share their memory
     nan = torch.isnan(values)
     if bool(nan.any()):
         # torch's vectorised conversion writes a NaN as all bits set.
