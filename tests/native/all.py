@@ -73,7 +73,8 @@ def gate(given: Any) -> bool:
         with tempfile.TemporaryDirectory() as folder:
             command = [
                 sys.executable, "-m", "pytest", "-p", "no:benchmark", "-p", "no:cacheprovider",
-                "-p", "harness.plugin", "-q", "-q", "cases", "--device", "cuda", "--profile", "gate", "--examples", str(given.examples),
+                "-p", "harness.plugin", "-q", "-q", "cases", "--device", "cuda",
+                "--profile", "gate", "--examples", str(given.examples),
                 "-n", str(given.processes), "--dist", "worksteal", "--tb", "short",
                 "--ledger-dir", f"{folder}/run", "--repro-dir", f"{folder}/repros", *given.option,
                 *(f"--aiter-source={text}" for text in sources[:1]), *(f"--backend={name}" for name in backends),
