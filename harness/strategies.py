@@ -25,7 +25,7 @@ import torch
 from hypothesis import strategies as st
 
 from harness.acceptance import Accepts, acceptance
-from harness.axes import AXES, BATCHES, FEW, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
+from harness.axes import AXES, BATCHES, FEW, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, by_distance, lengths_table
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
 from harness.kernel_sets import kernel_sets
@@ -240,7 +240,7 @@ def _accepted(accepts: Accepts, plain: Case, **changes: Any) -> bool:
 def _plain_case(accepts: Accepts, where: Region) -> Case:
     """Find the plainest accepted case: no field off its first value, then one, then more, within the region."""
     ranges = {field: _within(where, field, values) for field, values in _USUAL.items()}
-    for choice in itertools.islice(_by_distance(ranges), _TRIALS):
+    for choice in itertools.islice(by_distance(ranges), _TRIALS):
         length, batch = choice.pop("lengths"), choice.pop("batch")
         try:
             case = Case(lengths=(length,) * batch, **choice)
@@ -264,12 +264,3 @@ def _within(where: Region, field: str, values: Sequence[Any]) -> tuple[Any, ...]
         first = ((part, -(-part.minimum // part.multiple_of) * part.multiple_of) for part in parts if isinstance(part, Numbers))
         kept = [value for part, value in first if value in part]
     return tuple(kept)
-
-
-def _by_distance(ranges: Mapping[str, tuple[Any, ...]], most: int = 4) -> Iterable[dict[str, Any]]:
-    """List choices that differ from the first value in no field, in one, … in ``most`` fields."""
-    first = {field: values[0] for field, values in ranges.items()}
-    for count in range(most + 1):
-        for fields in itertools.combinations(ranges, count):
-            for values in itertools.product(*(ranges[field][1:] for field in fields)):
-                yield {**first, **dict(zip(fields, values, strict=True))}
