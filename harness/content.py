@@ -38,6 +38,8 @@ _SHARE = np.float32(0.7)
 _LEAD = 8.0
 #: Steepest climb of rising and falling scores over the context, natural-log units: e^60 stays far inside fp32.
 _CLIMB = 60.0
+#: Depth of sunken scores below zero, natural-log units: e^-200 is nothing in fp32, whose smallest number is about e^-103.
+_DEPTH = 200.0
 #: Largest code magnitude of the edges family in wide formats: its sums over a context stay finite in fp32.
 _WIDE = 2.0**40
 
@@ -241,6 +243,11 @@ def _falling_rows(request: Request, query: Values, start: int, stop: int) -> Val
     return request.rows(start, stop) + (np.float32(climb) * share)[:, None] * request.direction()
 
 
+def _sunken_rows(request: Request, query: Values, start: int, stop: int) -> Values:
+    depth = min(_DEPTH, 60 * request.case.amplitude) / (request.aim.gain * float(_SHARE))
+    return request.rows(start, stop) - np.float32(depth) * request.direction()
+
+
 def _tied_rows(request: Request, query: Values, start: int, stop: int) -> Values:
     book = request.rows(0, 4)
     words = stream(request.case.seed, _EDGES, request.index * (1 << 32) + start // PIECE).random_raw(stop - start)
@@ -290,6 +297,7 @@ FAMILIES: Mapping[str, tuple[QueryFamily, RowFamily]] = {
     "peak-tail": (_quiet_query, _peak_rows),
     "rising": (_leaning_query, _climbing_rows),
     "falling": (_leaning_query, _falling_rows),
+    "sunken": (_leaning_query, _sunken_rows),
     "ties": (_plain_query, _tied_rows),
     "zero-query": (_zero_query, _plain_rows),
     "ones": (_rope_query, _one_rows),

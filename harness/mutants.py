@@ -12,8 +12,12 @@ the usual operators of mutation testing (R. DeMillo, R. Lipton, F. Sayward, "Hin
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+
+#: Text of a line, its place among the lines of that text, what stood there, what stands there.
+Key = tuple[str, int, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,8 @@ class Mutant:
     #: Line of the file, from 1, and the text of that line.
     line: int
     text: str
+    #: Which of the lines of this text it is, from 1.
+    place: int
     #: What stood there and what stands there now.
     old: str
     new: str
@@ -34,15 +40,15 @@ class Mutant:
     source: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What names the mutant while other lines change: the line's text, the old and the new expression."""
-        return self.text, self.old, self.new
+    def key(self) -> Key:
+        """What names the mutant while other lines change: the line's text and place, the old and the new expression."""
+        return self.text, self.place, self.old, self.new
 
     def __str__(self) -> str:
         return f"{self.kernel}:{self.line}: {self.old!r} became {self.new or 'nothing'!r} ({self.operator})"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class Scope:
     """What an operator may look at besides the node."""
 
@@ -224,6 +230,7 @@ def mutants(source: str) -> list[Mutant]:
     """List all mutants of a file's kernels, in source order, each edit once."""
     tree = ast.parse(source)
     lines = source.splitlines(keepends=True)
+    stripped = [line.strip() for line in lines]
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line.encode()))
@@ -241,17 +248,31 @@ def mutants(source: str) -> list[Mutant]:
                         text = new if name in ("statement left out", "sibling exchanged", "constant altered") else f"({new})"
                         # A call that is a whole statement, or an argument, needs no brackets.
                         changed = (raw[:begin] + text.encode() + raw[stop:]).decode()
-                        if changed not in found and ast.unparse(ast.parse(changed)) != ast.unparse(tree):
+                        if changed not in found and _differs(old, new) and _parses(changed):
                             found[changed] = Mutant(
                                 operator=name,
                                 kernel=function.name,
                                 line=node.lineno,  # type: ignore[attr-defined]
-                                text=lines[node.lineno - 1].strip(),  # type: ignore[attr-defined]
+                                text=stripped[node.lineno - 1],  # type: ignore[attr-defined]
+                                place=stripped[: node.lineno].count(stripped[node.lineno - 1]),  # type: ignore[attr-defined]
                                 old=" ".join(old.split()),
                                 new=" ".join(new.split()),
                                 source=changed,
                             )
     return sorted(found.values(), key=lambda one: one.line)
+
+
+def _differs(old: str, new: str) -> bool:
+    """Tell whether two pieces of source mean something else, brackets and spaces aside."""
+    return ast.dump(ast.parse(textwrap.dedent(old))) != ast.dump(ast.parse(new))
+
+
+def _parses(source: str) -> bool:
+    try:
+        compile(source, "mutant", "exec", ast.PyCF_ONLY_AST)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _scope(function: ast.FunctionDef) -> Scope:

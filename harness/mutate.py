@@ -15,6 +15,7 @@ Usage: ``python -m harness.mutate --backend NAME [--cases N] [--processes N] [--
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import random
@@ -28,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +38,7 @@ from harness.case import Case
 from harness.hunt import draw, fresh
 from harness.inputs import Inputs, make_inputs
 from harness.judge import Known, judge
-from harness.mutants import OPERATORS, Mutant, mutants
+from harness.mutants import OPERATORS, Key, Mutant, mutants
 from harness.profiles import PROFILES
 from harness.regimes import Regime, load
 from harness.targets import TARGETS, Target
@@ -202,8 +204,8 @@ def run(backend_name: str, chosen: Sequence[Mutant], *, count: int, seed: int, p
     return sorted(fates, key=lambda fate: fate.mutant.line)
 
 
-def equivalents(backend_name: str, path: Path = EQUIVALENT) -> dict[tuple[str, str, str], str]:
-    """Read the recorded equivalent mutants of a backend: (line, old, new) -> reason.
+def equivalents(backend_name: str, path: Path = EQUIVALENT) -> dict[Key, str]:
+    """Read the recorded equivalent mutants of a backend: key -> reason.
 
     Raises:
         ValueError: if a record lacks its reason.
@@ -217,12 +219,16 @@ def equivalents(backend_name: str, path: Path = EQUIVALENT) -> dict[tuple[str, s
                 raise ValueError(
                     f"{path}: the mutant {row['old']!r} -> {row['new']!r} of {backend_name} needs a reason: why = …"
                 )
-            for new in row["new"] if isinstance(row["new"], list) else [row["new"]]:
-                found[row["line"], row["old"], new] = row["why"]
+            for new, place in itertools.product(_listed(row["new"]), _listed(row.get("place", 1))):
+                found[row["line"], place, row["old"], new] = row["why"]
     return found
 
 
-def report(backend_name: str, fates: Sequence[Fate], known: Mapping[tuple[str, str, str], str]) -> tuple[str, float]:
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def report(backend_name: str, fates: Sequence[Fate], known: Mapping[Key, str]) -> tuple[str, float]:
     """Print the score and the survivors; with the score."""
     survivors = [fate for fate in fates if fate.end == "survived"]
     open_ones = [fate for fate in survivors if fate.mutant.key not in known]

@@ -72,11 +72,12 @@ def sight(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> tuple[Sighting
             continue
         p = scores[keep].softmax(-1)
         values = keys[:, : case.latent] * case.cache_scale
-        found += _request(inputs, request, _Rows(p, values, rows[keep], variance[request][keep]), arithmetic)
+        kept = _Rows(p=p, values=values, actual=rows[keep], variance=variance[request][keep])
+        found += _request(inputs, request, kept, arithmetic)
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
     """Rows of a request: true weights [R, N], V [N, L], actual rows [R, L], variance of their rounding [R]."""
 
@@ -89,7 +90,7 @@ class _Rows:
         """Keep the rows at least half as far off as the worst one."""
         error = (self.actual - self.p @ self.values).norm(dim=-1)
         kept = 2 * error >= error.max()
-        return _Rows(self.p[kept], self.values, self.actual[kept], self.variance[kept])
+        return _Rows(p=self.p[kept], values=self.values, actual=self.actual[kept], variance=self.variance[kept])
 
 
 def _request(inputs: Inputs, request: int, rows: _Rows, arithmetic: Arithmetic) -> list[Sighting]:
@@ -98,7 +99,8 @@ def _request(inputs: Inputs, request: int, rows: _Rows, arithmetic: Arithmetic) 
     ratios, rest = _solve(rows)
     # Said only where what is left is no more than rounding leaves.
     if bool(rest.square().sum() <= LED_BY_ONE**2 * rows.variance.sum()):
-        return _judge(inputs, request, ratios, arithmetic)
+        # Nothing is known of tokens that none of these rows sees.
+        return _judge(inputs, request, ratios, rows.p.amax(0) > 0, arithmetic)
     return _foreign(inputs, request, rows.actual - rows.p @ rows.values)
 
 
@@ -117,14 +119,14 @@ def _solve(rows: _Rows) -> tuple[Tensor, Tensor]:
     return ratios, target - factors * fit
 
 
-def _judge(inputs: Inputs, request: int, ratios: Tensor, arithmetic: Arithmetic) -> list[Sighting]:
+def _judge(inputs: Inputs, request: int, ratios: Tensor, known: Tensor, arithmetic: Arithmetic) -> list[Sighting]:
     """Sort the tokens by how much of their weight arrived, relative to the usual: below a half, above one and a half."""
     if not bool(ratios.max() > 0):
         return []
     # Where tokens are lost the others take their weight: the usual share is that of the tokens which did arrive.
     share = ratios / ratios[4 * ratios > ratios.max()].median()
     found = []
-    for what, hit in (("missing", share < 0.5), ("doubled", share > 1.5)):
+    for what, hit in (("missing", known & (share < 0.5)), ("doubled", known & (share > 1.5))):
         tokens = torch.nonzero(hit).flatten().tolist()
         if tokens:
             found.append(

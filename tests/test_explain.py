@@ -15,7 +15,7 @@ from harness.inputs import make_inputs
 ARITHMETIC = VARIANTS[BASE].arithmetic
 CASE = Case(
     heads=20,
-    query_tokens=2,
+    query_tokens=3,
     lengths=(130, 64),
     page_size=16,
     cache_format="e4m3fn",
@@ -77,13 +77,13 @@ def test_nothing_fits_noise() -> None:
 def test_it_says_which_rows_are_wrong() -> None:
     found = str(explained("fold-takes-next-cache"))
     assert "heads 16-19 of 20" in found
-    assert "query token 0 of 2" in str(explained("causal-one-more"))
+    assert "query tokens 0-1 of 3" in str(explained("causal-one-more"))
 
 
 def test_slot_coded_content_tells_which_tokens_are_missing_and_doubled() -> None:
     assert "request 0: tokens 64, 128 missing" in str(explained("split-edge-dropped"))
     assert "request 0: tokens 63, 127 doubled" in str(explained("split-edge-doubled"))
-    assert "tokens 128-129 missing (all of page 8, split 2 of 3)" in str(explained("last-split-dropped"))
+    assert "request 1: tokens 32-63 missing (all of page 2-3, split 1 of 2)" in str(explained("last-split-dropped"))
 
 
 def test_what_was_not_tried_for_lack_of_time_is_said() -> None:

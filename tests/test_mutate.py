@@ -94,6 +94,6 @@ def test_a_record_that_is_caught_is_told() -> None:
 
 def test_mutants_of_the_triton_kernel_are_caught() -> None:
     found = mutants(TARGETS["triton-splitkv"].path().read_text(encoding="utf-8"))
-    chosen = [one for one in found if one.operator == "infinity is zero" or "score * scale" in one.old][:3]
+    chosen = [one for one in found if one.old == "score * scale"][:2]
     fates = run("triton-splitkv", chosen, count=12, seed=0, processes=1)
     assert [one.end for one in fates] == ["caught"] * len(chosen), report("triton-splitkv", fates, {})[0]

@@ -14,6 +14,10 @@ from references.formats import FORMATS
 Tensor = torch.Tensor
 
 
+#: Placements that put live pages far from the pool's start.
+_FAR = ("high", "scattered", "straddling")
+
+
 def _row_bytes(case: Case) -> int:
     """Give the bytes from row to row of a page."""
     return (case.width + case.token_padding) * FORMATS[case.cache_format].storage.itemsize
@@ -27,7 +31,7 @@ def _span(case: Case) -> int:
 
 def reaches(size: int) -> Callable[[Case], bool]:
     """Hold where the pool spans more than ``size`` bytes and rows lie near its end."""
-    return lambda case: max(case.lengths) > 0 and _span(case) > size and case.placement in ("high", "scattered")
+    return lambda case: max(case.lengths) > 0 and _span(case) > size and case.placement in _FAR
 
 
 def page_ids(count: int) -> Callable[[Case], bool]:
@@ -35,7 +39,7 @@ def page_ids(count: int) -> Callable[[Case], bool]:
     return lambda case: (
         max(case.lengths) > 0
         and max(case.pool_rows, 4 * sum(case.lengths)) // case.page_size > count
-        and case.placement in ("high", "scattered")
+        and case.placement in _FAR
     )
 
 
