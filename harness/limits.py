@@ -13,6 +13,7 @@ Usage: ``python -m harness.limits [--lengths N …] [--families NAME …] [--pro
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import sys
@@ -175,7 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     began = time.perf_counter()
     lengths: list[int] = options.lengths
-    jobs = [(length, family, lse) for length in sorted(lengths, reverse=True) for family in options.families for lse in (True, False)]
+    descending = sorted(lengths, reverse=True)  # the longest first, so that no process is left with them at the end
+    jobs = list(itertools.product(descending, options.families, (True, False)))
     found: dict[bool, dict[int, dict[str, dict[str, float | None]]]] = {
         lse: {length: {} for length in lengths} for lse in (True, False)
     }
