@@ -283,6 +283,18 @@ def detect(session: nox.Session) -> None:
 
 
 @nox.session
+def mutate(session: nox.Session) -> None:
+    """Change a kernel in one place at a time and count which changes the gate notices.
+
+    nox -s mutate
+    nox -s mutate -- --list
+    nox -s mutate -- --backend triton-splitkv --sample 40
+    """
+    env = {"OMP_NUM_THREADS": "1"} | set_up(session, "triton")
+    session.run("python", "-m", "harness.mutate", *session.posargs, env=env)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure the reference's speed and memory, as ratios within one run.
 

@@ -10,7 +10,7 @@ Source: boundary lengths find mask faults and regular ones do not (FlashMLA's an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,3 +119,12 @@ def lengths_table(longest: int, tiles: Iterable[int] = TILES) -> tuple[int, ...]
             far |= {count * tile + step for step in (-1, 0, 1)}
             count = count + 1 if count < 8 else 2 * count
     return tuple(sorted(table + [edge for edge in far if DENSE < edge <= longest]))
+
+
+def by_distance(ranges: Mapping[str, tuple[Any, ...]], most: int = 4) -> Iterable[dict[str, Any]]:
+    """List choices of a value for each field that differ from the first value in no field, in one, … in ``most`` fields."""
+    first = {field: values[0] for field, values in ranges.items()}
+    for count in range(most + 1):
+        for fields in itertools.combinations(ranges, count):
+            for values in itertools.product(*(ranges[field][1:] for field in fields)):
+                yield {**first, **dict(zip(fields, values, strict=True))}

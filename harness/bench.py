@@ -137,6 +137,23 @@ def memory_of_a_million_tokens(*, length: int = 1 << 20) -> Finding:
     return Finding(name=name, value=taken, asked=asked, met=taken <= 1024, detail=detail)
 
 
+#: Settings of the reference that a GPU may prefer: the type it works in, and MiB of temporaries.
+SETTINGS = [(working, mebibytes) for working in (torch.float32, torch.float64) for mebibytes in (80, 160, 320, 640, 1280, 2560)]
+
+
+def rates_by_setting(*, length: int = 8192, rounds: int = 3) -> Finding:
+    """Find the setting of the reference that is the fastest on a GPU: B 64, H 128."""
+    name, asked = "fastest setting on a GPU", "for information"
+    if not torch.cuda.is_available():
+        return Finding(name=name, value=None, asked=asked, met=None, detail="not measured: torch sees no GPU here")
+    problem = make_problem(batch=64, heads=128, length=length, cache_format="e4m3fn", device="cuda")
+    sides = [partial(mla_decode, problem, working=working, piece_bytes=mib * MIB) for working, mib in SETTINGS]
+    times = best_times(*sides, rounds=rounds, device="cuda")
+    work = 2 * 64 * 128 * length * (LATENT + ROPE + LATENT) / 1e12
+    rates = [f"{str(working)[6:]} {mib} MiB {work / taken:.1f}" for (working, mib), taken in zip(SETTINGS, times, strict=True)]
+    return Finding(name=name, value=work / min(times), asked=asked, met=None, detail="TFLOP/s: " + ", ".join(rates))
+
+
 def rate_against_product(*, length: int = 8192, rounds: int = 5) -> Finding:
     """Compare with a plain fp32 matrix product on a GPU: B 64, H 128; gathering and decoding included."""
     name, asked = "rate on a GPU against a plain fp32 product", "at least 0.8"
@@ -159,6 +176,7 @@ MEASURES: dict[str, Callable[[], Finding]] = {
     "speed-fp8": partial(speed_against_loop, "e4m3fn"),
     "memory": memory_of_a_million_tokens,
     "rate": rate_against_product,
+    "settings": rates_by_setting,
 }
 
 

@@ -37,7 +37,7 @@ from references.problem import Answer
 SEEN = 20
 
 
-@dataclass(slots=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class Count:
     """What one rule did on one set of inputs."""
 

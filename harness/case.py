@@ -200,9 +200,7 @@ class Case:
         elif any(type(length) is not int or not 0 <= length <= 1 << 31 for length in self.lengths):
             faults.append(f"lengths must be whole numbers from 0 to 2^31, not {self.lengths!r}")
         elif not faults and max(self.pool_rows, 4 * sum(self.lengths)) // self.page_size >= 1 << 31:
-            faults.append(
-                "the pool has more pages than int32 page ids can name: make the pages larger or the pool smaller"
-            )
+            faults.append("the pool has more pages than int32 page ids can name: make the pages larger or the pool smaller")
         elif len(self.lengths) > 65536:
             faults.append(f"at most 65536 requests, not {len(self.lengths)}")
         return faults
@@ -243,9 +241,7 @@ class Case:
         version, *pairs = text.strip().split(":")
         if version != VERSION:
             if re.fullmatch(r"v\d+", version):
-                raise CaseError(
-                    f"this id is of version {version}, this mla-gate reads {VERSION}: use the one that wrote it"
-                )
+                raise CaseError(f"this id is of version {version}, this mla-gate reads {VERSION}: use the one that wrote it")
             raise CaseError(f"a case id starts with {VERSION}: and ends with :end, not {text!r}")
         if not pairs or pairs.pop() != "end":
             raise CaseError(f"this id is cut off: it must end with :end, not {text[-12:]!r}")

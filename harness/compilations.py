@@ -23,7 +23,7 @@ def compiled() -> int:
 
 
 def _listen(triton: Any) -> bool:
-    knobs = getattr(getattr(triton, "knobs", None), "compilation", None)
+    knobs: Any = getattr(getattr(triton, "knobs", None), "compilation", None)
     if not hasattr(knobs, "listener"):
         return False
     before = knobs.listener

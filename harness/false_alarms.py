@@ -34,7 +34,7 @@ from harness.regimes import load
 CONFIDENCE = 0.95
 
 
-@dataclass(slots=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class Tally:
     """What became of the cases of one variant."""
 

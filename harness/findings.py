@@ -55,7 +55,8 @@ def worst_elements(actual: Actual, yardstick: Yardstick) -> tuple[ElementFinding
     found = []
     for flat in score.flatten().topk(min(LISTED_ELEMENTS, score.numel())).indices.tolist():
         request, rest = divmod(flat, score.shape[1] * score.shape[2])
-        at = request, row, element = request, *divmod(rest, score.shape[2])
+        row, element = divmod(rest, score.shape[2])
+        at = request, row, element
         spacing = float(ulp(yardstick.out[at].reshape(1), actual.known)[0])
         found.append(
             ElementFinding(

@@ -194,9 +194,7 @@ class Gate:
         """Write down that a pair will be gated, so that one that never is shows in the table."""
         demanding = self.profile.demands_sensitivities
         graphs = why_not_graph(pair.backend, self.plan.device)
-        self.ledger.write(
-            "planned", backend=pair.backend.name, regime=pair.regime.name, demanding=demanding, no_graphs=graphs
-        )
+        self.ledger.write("planned", backend=pair.backend.name, regime=pair.regime.name, demanding=demanding, no_graphs=graphs)
 
     def search(self, pair: Pair, relation: str | None = None) -> Outcome:
         """Search a pair for failing cases; ``relation`` asks all of them for that one, such as GRAPH.

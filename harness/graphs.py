@@ -128,19 +128,20 @@ def run_graph(
     output, failed, _ = run_backend(captured, inputs, on_stage)
     if failed is not None:
         return result(_told(failed, f"{case}: right, but cannot be captured"), regime.name, seconds, first)
+    answer = _sure(output)
+
+    def again() -> Output:
+        replay[0]()
+        return answer
+
     for about, each in kept[1:]:
         laid = _lay(memory, each, backend, device)
-
-        def again(output: Output = _sure(output)) -> Output:
-            replay[0]()
-            return output
-
         _, failed, _ = run_backend(again, laid, on_stage)
-        found = failed or judged(laid, _sure(output), backend, regimes.of(backend.name, each))
+        found = failed or judged(laid, answer, backend, regimes.of(backend.name, each))
         if found.kind not in ("PASS", "UNTRUSTED"):
             what = f"{case}: captured on lengths {list(kept[0][1].lengths)} and right there, wrong when replayed on {about}"
             return result(_told(found, what), regime.name, seconds, first)
-    if "repeat" in regime.exact and kept[-1][1] == kept[0][1] and not _same(kept_out, _sure(output).out):
+    if "repeat" in regime.exact and kept[-1][1] == kept[0][1] and not _same(kept_out, answer.out):
         what = f"{case}: the captured case has other bits when it is replayed"
         return result(Verdict(kind="FAIL", fault="nondeterministic", message=what), regime.name, seconds, first)
     return result(verdict, regime.name, seconds, first)

@@ -41,7 +41,7 @@ from harness.verdict import Verdict
 WALK_SECONDS = 8.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class Bed:
     """A fault in its regime, with the cases it is asked."""
 

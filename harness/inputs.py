@@ -242,11 +242,7 @@ def _lay_query(case: Case, arena: Arena, codes: Tensor) -> tuple[Tensor, Tensor]
         joint = arena.allocate("query", rows * case.width, known.storage).view(batch, tokens, heads, case.width)
         nope, pe = joint[..., :latent], joint[..., latent:]
     elif case.query_layout == "transposed":
-        nope = (
-            arena.allocate("query_nope", rows * latent, known.storage)
-            .view(heads, batch, tokens, latent)
-            .permute(1, 2, 0, 3)
-        )
+        nope = arena.allocate("query_nope", rows * latent, known.storage).view(heads, batch, tokens, latent).permute(1, 2, 0, 3)
         whole = arena.allocate("query_rope", rows * (UNABSORBED + rope), known.storage)
         _bits(whole).fill_(_poison(case, case.query_format))
         pe = whole.view(batch, tokens, heads, UNABSORBED + rope)[..., UNABSORBED:]

@@ -53,7 +53,7 @@ class Candidate:
         return f"as if {what} ({' + '.join(self.names)}): {how}, residual {self.residual:.2%}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How distances are taken: the truth, and its norm."""
 

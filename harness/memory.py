@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,16 +106,17 @@ def free_bytes(device: torch.device) -> int:
 @contextmanager
 def filled() -> Iterator[None]:
     """Fill what torch allocates uninitialised in this block."""
-    before, filling = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    switch: Any = torch.utils.deterministic
+    before, filling = torch.get_deterministic_debug_mode(), switch.fill_uninitialized_memory
     with warnings.catch_warnings():
         # torch fills only while it is asked for deterministic algorithms, and says of each operation that has none.
         warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
         torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports all of torch's compiler first
-        torch.utils.deterministic.fill_uninitialized_memory = True
+        switch.fill_uninitialized_memory = True
         try:
             yield
         finally:
-            torch.utils.deterministic.fill_uninitialized_memory = filling
+            switch.fill_uninitialized_memory = filling
             torch.set_deterministic_debug_mode(before)
 
 
@@ -204,7 +206,7 @@ class Arena:
         now = [buffer.watched() for buffer in inputs]
         if self._copy is None or torch.equal(torch.cat(now), self._copy):
             return found
-        copies = self._copy.split([len(part) for part in now])
+        copies = torch.split(self._copy, [len(part) for part in now])
         for buffer, part, copy in zip(inputs, now, copies, strict=True):
             found += _changed(buffer, part, copy)
         return found

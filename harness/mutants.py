@@ -48,7 +48,7 @@ class Mutant:
         return f"{self.kernel}:{self.line}: {self.old!r} became {self.new or 'nothing'!r} ({self.operator})"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class Scope:
     """What an operator may look at besides the node."""
 

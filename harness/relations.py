@@ -229,9 +229,7 @@ def _seen(case: Case) -> Tensor:
     return (newest >= 0)[:, :, None].expand(-1, -1, case.heads)
 
 
-def _difference(
-    what: str, first: Output, second: Output, seen: Tensor, arrangement: Arrangement, carry: Carry
-) -> str | None:
+def _difference(what: str, first: Output, second: Output, seen: Tensor, arrangement: Arrangement, carry: Carry) -> str | None:
     """Say where two answers are not the same numbers, zeros of either sign alike, or None."""
     hidden = ~_carry(seen, arrangement, False)
     for name, one, other in (("out", first.out, second.out), ("lse", first.lse, second.lse)):

@@ -168,9 +168,7 @@ def judged(inputs: Inputs, output: Output, backend: Backend, regime: Regime) -> 
         return Verdict(kind="ERROR", message=traceback.format_exc())
 
 
-def run_backend(
-    call: Callable[[], Output], inputs: Inputs, on_stage: Listener
-) -> tuple[Output | None, Verdict | None, float]:
+def run_backend(call: Callable[[], Output], inputs: Inputs, on_stage: Listener) -> tuple[Output | None, Verdict | None, float]:
     """Make a call that runs a backend; its answer or the verdict of its failure, and the seconds it took."""
     on_stage("run")
     began = time.perf_counter()

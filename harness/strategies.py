@@ -16,7 +16,6 @@ Source: Hypothesis's shrink order: fewer choices first, then smaller ones, the e
 from __future__ import annotations
 
 import itertools
-import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ import torch
 from hypothesis import strategies as st
 
 from harness.acceptance import Accepts, acceptance
-from harness.axes import AXES, BATCHES, FEW, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, lengths_table
+from harness.axes import AXES, BATCHES, FEW, FORMATS, HEADS, QUERY_TOKENS, SEEDS, Axis, by_distance, lengths_table
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
+from harness.kernel_sets import kernel_sets
 from harness.profiles import Profile
 from harness.regimes import Regime
 from harness.region import Numbers, Region
@@ -134,36 +134,6 @@ def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
     return f"its plainest case has {scores} scores, and a case of profile {profile.name} about {profile.scores} at most"
 
 
-def kernel_sets(known: Domain, compiled: frozenset[str], count: int, seed: int) -> list[dict[str, Any]]:
-    """Make sets of values of the fields that a backend compiles kernels for, the plainest first.
-
-    Args:
-        known: what may be drawn.
-        compiled: the fields.
-        count: sets.
-        seed: chooses which values meet.
-    """
-    draw = random.Random(seed)
-    columns: list[list[dict[str, Any]]] = []
-    numbers = [Axis(fields=(name,), values=tuple((value,) for value in getattr(known, name)), plain=1)
-               for name in ("heads", "query_tokens")]  # fmt: skip
-    for axis in (*numbers, *known.axes):
-        if not compiled.intersection(axis.fields):
-            continue
-        # Each value once as far as there are sets, the rest by its weight.
-        strange = [value for value in dict.fromkeys(axis.values) if value != axis.values[0]]
-        draw.shuffle(strange)
-        rest = strange[: count - 1]
-        rest += [draw.choice(axis.values) for _ in range(count - 1 - len(rest))]
-        draw.shuffle(rest)
-        columns.append([dict(zip(axis.fields, value, strict=True)) for value in (axis.values[0], *rest)])
-    sets: list[dict[str, Any]] = [{} for _ in range(count)]
-    for column in columns:
-        for made, values in zip(sets, column, strict=True):
-            made.update(values)
-    return sets
-
-
 def cases(
     regime: Regime, profile: Profile, backend: Backend, device: torch.device | str = "cpu", *, seed: int = 0
 ) -> st.SearchStrategy[Case]:
@@ -182,7 +152,8 @@ def cases(
     accepts = acceptance(regime, backend, device)
     known = domain(regime, profile, accepts)
     compiled = backend.capabilities.compiled if torch.device(device).type == "cuda" else frozenset()
-    sets = kernel_sets(known, compiled, profile.kernels, seed) if compiled else [{}]
+    numbers = (Axis(fields=(name,), values=tuple((one,) for one in getattr(known, name))) for name in ("heads", "query_tokens"))
+    sets = kernel_sets((*numbers, *known.axes), compiled, profile.kernels, seed) if compiled else [{}]
 
     @st.composite
     def build(draw: st.DrawFn) -> Case:
@@ -269,7 +240,7 @@ def _accepted(accepts: Accepts, plain: Case, **changes: Any) -> bool:
 def _plain_case(accepts: Accepts, where: Region) -> Case:
     """Find the plainest accepted case: no field off its first value, then one, then more, within the region."""
     ranges = {field: _within(where, field, values) for field, values in _USUAL.items()}
-    for choice in itertools.islice(_by_distance(ranges), _TRIALS):
+    for choice in itertools.islice(by_distance(ranges), _TRIALS):
         length, batch = choice.pop("lengths"), choice.pop("batch")
         try:
             case = Case(lengths=(length,) * batch, **choice)
@@ -293,12 +264,3 @@ def _within(where: Region, field: str, values: Sequence[Any]) -> tuple[Any, ...]
         first = ((part, -(-part.minimum // part.multiple_of) * part.multiple_of) for part in parts if isinstance(part, Numbers))
         kept = [value for part, value in first if value in part]
     return tuple(kept)
-
-
-def _by_distance(ranges: Mapping[str, tuple[Any, ...]], most: int = 4) -> Iterable[dict[str, Any]]:
-    """List choices that differ from the first value in no field, in one, … in ``most`` fields."""
-    first = {field: values[0] for field, values in ranges.items()}
-    for count in range(most + 1):
-        for fields in itertools.combinations(ranges, count):
-            for values in itertools.product(*(ranges[field][1:] for field in fields)):
-                yield {**first, **dict(zip(fields, values, strict=True))}

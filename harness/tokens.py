@@ -72,11 +72,12 @@ def sight(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> tuple[Sighting
             continue
         p = scores[keep].softmax(-1)
         values = keys[:, : case.latent] * case.cache_scale
-        found += _request(inputs, request, _Rows(p, values, rows[keep], variance[request][keep]), arithmetic)
+        kept = _Rows(p=p, values=values, actual=rows[keep], variance=variance[request][keep])
+        found += _request(inputs, request, kept, arithmetic)
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
     """Rows of a request: true weights [R, N], V [N, L], actual rows [R, L], variance of their rounding [R]."""
 
@@ -89,7 +90,7 @@ class _Rows:
         """Keep the rows at least half as far off as the worst one."""
         error = (self.actual - self.p @ self.values).norm(dim=-1)
         kept = 2 * error >= error.max()
-        return _Rows(self.p[kept], self.values, self.actual[kept], self.variance[kept])
+        return _Rows(p=self.p[kept], values=self.values, actual=self.actual[kept], variance=self.variance[kept])
 
 
 def _request(inputs: Inputs, request: int, rows: _Rows, arithmetic: Arithmetic) -> list[Sighting]:

@@ -25,6 +25,7 @@ Source: N. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, secti
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,7 @@ from torch import Tensor
 from references.arithmetic import Arithmetic, Splits
 from references.formats import find, ulp
 from references.pieces import Context, softmax
-from references.precision import full_precision
+from references.precision import full_precision, onednn_products, prefers_onednn
 from references.problem import Problem
 from references.spread import EXCESS, NORMAL_EXCESS, effective_elements, effective_number
 from references.tally import BOUND, OPERAND, PROBABILITY, SCORE, SINGLE, Tally
@@ -91,7 +92,8 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
         effective_elements=empty.new_full(shape, problem.latent),
         spread=empty.new_zeros(shape),
     )
-    with full_precision():
+    quick = problem.query.device.type == "cpu" and prefers_onednn(narrow=False)
+    with full_precision(), onednn_products() if quick else nullcontext():
         for request, length in enumerate(problem.lengths):
             if length:
                 _settle(_count(problem, arithmetic, request), found)

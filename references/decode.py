@@ -7,7 +7,9 @@
    and two batched products whatever the lengths are.
 4. On a GPU no product uses TF32 or a reduced-precision reduction. On a CPU, scores of bf16 values may be made by bf16 dot
    products: exact products, fp32 sums.
-5. A query token that sees nothing gives zeros and a log-sum-exp of minus infinity.
+5. On a GPU a piece is gathered and decoded on a stream of its own while the one before is multiplied: decoding waits for
+   memory and fp32 products do not.
+6. A query token that sees nothing gives zeros and a log-sum-exp of minus infinity.
 
 Source: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; DeepSeek-V2, 2024, section 2.1, for MLA
 with the up-projections absorbed. The oracle certifies it.
@@ -15,6 +17,7 @@ with the up-projections absorbed. The oracle certifies it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +32,8 @@ __all__ = ["Answer", "Problem", "mla_decode"]
 #: Bytes that the temporaries of a piece may take, by kind of device. A CPU wants its pieces near its caches; a GPU wants
 #: products large enough to fill it.
 _PIECE_BYTES = {"cpu": 24 << 20, "cuda": 640 << 20}
+#: Multiples that the tokens of a GPU's piece are cut down to, largest first: products of odd sizes leave it idle at the end.
+_EVEN_TOKENS = (1024, 256)
 #: Type that products and sums are made in, by kind of device.
 _WORKING = {"cpu": torch.float32, "cuda": torch.float32}
 #: Fewest tokens of a request in a piece: below this the products are too thin to be worth a launch.
@@ -85,6 +90,67 @@ def _narrow(problem: Problem, query: Tensor) -> bool:
     return bool(((size == 0) | ((size >= 2.0**-126) & (size <= _LARGE_QUERY))).all())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Tokens start … stop - 1 of the first requests."""
+
+    start: int
+    stop: int
+    #: Requests that have tokens there.
+    active: int
+
+
+def _cut(lengths: list[int], rows: int, *, even: bool) -> list[_Piece]:
+    """Cut contexts, the longest first, into pieces of about ``rows`` cache rows."""
+    pieces: list[_Piece] = []
+    start = 0
+    while start < lengths[0]:
+        active = sum(length > start for length in lengths)
+        tokens = max(_FEWEST_TOKENS, rows // active)
+        unit = next((unit for unit in _EVEN_TOKENS if unit <= tokens), 1) if even else 1
+        stop = min(start + tokens // unit * unit, lengths[0])
+        pieces.append(_Piece(start=start, stop=stop, active=active))
+        start = stop
+    return pieces
+
+
+def _decoded(
+    pieces: list[_Piece], fetch: Callable[[_Piece], Tensor], problem: Problem, dtype: torch.dtype
+) -> Iterator[tuple[_Piece, Tensor]]:
+    """Yield the decoded rows of each piece, [active * tokens, D]; they hold until the next ones are asked for."""
+    device = problem.query.device
+    if device.type != "cuda" or len(pieces) == 1:
+        for piece in pieces:
+            yield piece, _decode(fetch(piece), problem.cache_format, dtype)
+        return
+    # Two buffers by turns: the one is filled while the other is multiplied, and memory is bounded however far the host is
+    # ahead of the device. Each side waits for what the other did last with the buffer.
+    most = max((piece.stop - piece.start) * piece.active for piece in pieces)
+    buffers = [torch.empty((most, problem.width), dtype=dtype, device=device) for _ in pieces[:2]]
+    ours, ahead = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ahead.wait_stream(ours)
+    used: list[torch.cuda.Event] = []
+
+    def begin(turn: int) -> torch.cuda.Event:
+        piece, buffer = pieces[turn], buffers[turn % 2]
+        with torch.cuda.stream(ahead):
+            codes = fetch(piece)
+            if turn >= 2:
+                ahead.wait_event(used[turn - 2])
+            buffer[: len(codes)].copy_(codes)
+            filled = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            filled.record(ahead)
+            return filled
+
+    ready = [begin(0)]
+    for turn, piece in enumerate(pieces):
+        if turn + 1 < len(pieces):
+            ready.append(begin(turn + 1))
+        ours.wait_event(ready[turn])
+        yield piece, buffers[turn % 2][: (piece.stop - piece.start) * piece.active]
+        used.append(ours.record_event())
+
+
 def _stream(problem: Problem, requests: list[int], limit: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Stream some requests, the longest first: output [G, S*H, L] and log-sum-exp [G, S*H]."""
     device = problem.query.device
@@ -99,22 +165,24 @@ def _stream(problem: Problem, requests: list[int], limit: int, dtype: torch.dtyp
     weigh = _Products(onednn=on_cpu and prefers_onednn(narrow=False))
     maximum = query.new_full((len(requests), rows, 1), -torch.inf)
     running = Running(maximum=maximum, total=torch.zeros_like(maximum), out=query.new_zeros((len(requests), rows, latent)))
-    start = 0
-    while start < lengths[0]:
-        active = sum(length > start for length in lengths)
-        tokens = max(_FEWEST_TOKENS, limit // (active * _bytes_per_token(problem, dtype)))
-        position = torch.arange(start, min(start + tokens, lengths[0]), device=device)
+
+    def fetch(piece: _Piece) -> Tensor:
+        """Gather the codes of a piece, [active * tokens, D]."""
+        position = torch.arange(piece.start, piece.stop, device=device)
         # Past its end a request repeats its last row, hidden below: rows that nobody owns are never read.
-        slots = starts[:active, None] + torch.minimum(position, last[:active, None])
-        cache = _decode(gather(problem, problem.slots[slots.view(-1)]), problem.cache_format, dtype)
-        cache = cache.view(active, len(position), problem.width)
+        slots = starts[: piece.active, None] + torch.minimum(position, last[: piece.active, None])
+        return gather(problem, problem.slots[slots.view(-1)])
+
+    pieces = _cut(lengths, limit // _bytes_per_token(problem, dtype), even=device.type == "cuda")
+    for piece, cache in _decoded(pieces, fetch, problem, dtype):
+        active, tokens = piece.active, piece.stop - piece.start
+        cache = cache.view(active, tokens, problem.width)
         scores = score.scores(query[:active], cache, problem.score_scale)
-        if start + len(position) > max(0, lengths[active - 1] - problem.query_tokens + 1):
-            hidden = position >= seen[:active, :, None]
-            by_token = scores.view(active, problem.query_tokens, problem.heads, len(position))
+        if piece.stop > max(0, lengths[active - 1] - problem.query_tokens + 1):
+            hidden = torch.arange(piece.start, piece.stop, device=device) >= seen[:active, :, None]
+            by_token = scores.view(active, problem.query_tokens, problem.heads, tokens)
             by_token.masked_fill_(hidden[:, :, None], -torch.inf)
         running.first(active).add(scores, cache[..., :latent], weigh)
-        start += len(position)
     out = running.out.div_(running.total).mul_(problem.cache_scale)
     lse = (running.maximum + running.total.log()).squeeze(-1)
     return torch.where(running.total > 0, out, 0.0), lse

@@ -108,17 +108,28 @@ class Answer:
 
 def gather(problem: Problem, slots: Tensor) -> Tensor:
     """Copy the rows of ``slots`` ([n], any order) out of the pool: codes [n, D] of the cache's storage type."""
-    pool, bits = problem.cache, as_integers(problem.cache)
+    pool = _in_words(problem.cache)
     pages, tokens, width = pool.shape
     page_stride, token_stride = pool.stride(0), pool.stride(1)
     if tokens == 1:
-        rows = bits[:, 0].index_select(0, slots)
+        rows = pool[:, 0].index_select(0, slots)
     elif page_stride == tokens * token_stride:
-        flat = bits.as_strided((pages * tokens, width), (token_stride, 1))
+        flat = pool.as_strided((pages * tokens, width), (token_stride, 1))
         rows = flat.index_select(0, slots)
     else:
-        rows = bits[slots // tokens, slots % tokens]
-    return rows.view(pool.dtype)
+        rows = pool[slots // tokens, slots % tokens]
+    return rows.view(problem.cache.dtype)
+
+
+def _in_words(pool: Tensor) -> Tensor:
+    """View a pool of codes as the widest integers that its rows and strides are made of: a GPU copies one at a time."""
+    bits = as_integers(pool)
+    lengths = (pool.shape[2], pool.stride(0), pool.stride(1), pool.storage_offset())
+    for word in (torch.int64, torch.int32, torch.int16):
+        codes = word.itemsize // pool.element_size()
+        if codes and not any(length % codes for length in lengths):
+            return bits.view(word)
+    return bits
 
 
 def visible(length: int, query_tokens: int) -> Sequence[int]:

@@ -17,7 +17,7 @@ from references.arithmetic import Arithmetic
 from references.formats import find
 from references.pieces import Context, Piece, Softmax
 from references.spread import Coherence, TokenSharing, probe
-from references.terms import InUse, Moments, Partials, ProbabilityErrors, probability_errors, score_errors
+from references.terms import InUse, Moments, Partials, ProbabilityErrors, RowSizes, either, probability_errors, score_errors
 
 #: Weightings of a tally's moments: variance of probabilities, of fp32 scores, bounds of scores, the scores themselves (what
 #: an error of the scale does), variance by operands.
@@ -54,17 +54,26 @@ class Tally:
 
     def add(self, piece: Piece, rounded: Piece) -> None:
         """Add a piece, and the same one with operands rounded."""
-        values = (piece.keys[:, : self.context.problem.latent] / self.truth.height).to(self.truth.dtype)
+        latent, height = self.context.problem.latent, self.truth.height
+        values = piece.keys[:, :latent].to(self.truth.dtype).div_(height)
         squares = values.square()
+        lengths = squares.sum(1)
+        # Squares are at hand already; the rope part, which has none, is narrow.
+        sizes = RowSizes(second=lengths.double().sqrt() * height, fourth=squares.norm(dim=1).double() * height**2)
+        sizes = sizes + RowSizes.of(piece.keys[:, latent:])
         errors = probability_errors(self.arithmetic, piece, self.truth, self.in_use.find(piece))
-        scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates)
+        row = None
+        if self.arithmetic.pivot == "tile" and (self.updates > 1 or self.merges):
+            row = probability_errors(self.arithmetic, piece, self.truth, self.truth.maximum)
+            errors = either(errors, row, find(self.arithmetic.probability))
+        scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates, sizes)
         weights = errors.weights
         weightings = [errors.variance, weights.square() * scores.variance, weights * scores.bound, weights * scores.scores]
         if self.rounded:
             # An error past 1 is no small one any more: then the shift is what counts.
             moved = (rounded.scores - piece.scores).nan_to_num_(nan=0.0).clamp_(-1, 1)
             weightings.append((weights * moved).square_())
-            lost = (rounded.keys - piece.keys)[:, : self.context.problem.latent] / self.truth.height
+            lost = (rounded.keys - piece.keys)[:, :latent] / height
             self.operand += weights.square() @ lost.square_()
         self.moments.add(weightings, values, squares)
         single = weights.to(self.truth.dtype)
@@ -77,20 +86,26 @@ class Tally:
         if errors.flushed is not None:
             self.flushed += errors.flushed @ values.double()
             self.flushed_mass += errors.flushed.sum(1, keepdim=True)
-        self._share(piece, errors, values, squares, weightings[OPERAND:])
+        self._share(errors, row, values, lengths, weightings[OPERAND:])
 
-    def _share(self, piece: Piece, errors: ProbabilityErrors, values: Tensor, squares: Tensor, operand: list[Tensor]) -> None:
+    def _share(
+        self,
+        errors: ProbabilityErrors,
+        row: ProbabilityErrors | None,
+        values: Tensor,
+        lengths: Tensor,
+        operand: list[Tensor],
+    ) -> None:
         variance, values = errors.variance.to(torch.float32), values.to(torch.float32)
         about_zero, about_out = variance, operand[0].to(torch.float32) if operand else None
         if self.rounded_sum:
             about_zero, about_out = torch.zeros_like(variance), variance if about_out is None else variance + about_out
-        self.sharing.add(values, squares.sum(1).to(torch.float32), about_zero, about_out, errors.turns)
+        self.sharing.add(values, lengths.to(torch.float32), about_zero, about_out, errors.turns)
         if find(self.arithmetic.probability).significand >= 24:
             return  # fp32 errors of scores outweigh those of its roundings
         probed = probe(values)
         self.coherences[0].add(errors.turns, variance, probed)
-        if self.arithmetic.pivot == "tile" and self.updates > 1:
-            row = probability_errors(self.arithmetic, piece, self.truth, self.truth.maximum)
+        if row is not None:
             self.coherences[1].add(row.turns, row.variance.to(torch.float32), probed)
 
     @property

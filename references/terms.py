@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -106,6 +106,24 @@ def probability_errors(arithmetic: Arithmetic, piece: Piece, softmax: Softmax, p
     )
 
 
+def either(running: ProbabilityErrors, row: ProbabilityErrors, known: Format) -> ProbabilityErrors:
+    """Allow for other tiles, splits and orders than declared: maxima in use lie between running ones and the row's.
+
+    What is exact as a maximum in use is rounded where the row's is in use; subnormals are coarser there; and each of those that
+    are lost there may be kept elsewhere.
+
+    Args:
+        running: errors relative to the running maximum.
+        row: errors relative to the row's.
+        known: the format of probabilities.
+    """
+    coarse = (row.turns < 2.0 ** (known.significand - 1)) | (running.variance == 0)
+    variance = torch.where(coarse, torch.maximum(running.variance, row.variance), running.variance)
+    if row.flushed is not None:
+        variance = torch.maximum(variance, row.flushed.square())
+    return replace(running, variance=variance)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreErrors:
     """What rounding in fp32 does to scores, natural-log units, and a bound on all that happens to them; [rows, n]."""
@@ -118,9 +136,31 @@ class ScoreErrors:
     bound: Tensor
 
 
-def score_errors(arithmetic: Arithmetic, context: Context, piece: Piece, softmax: Softmax, updates: int) -> ScoreErrors:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSizes:
+    """How large decoded rows are, fp64 [n]."""
+
+    #: (sum of squares)^(1/2).
+    second: Tensor
+    #: (sum of fourth powers)^(1/2).
+    fourth: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> RowSizes:
+        """Measure rows [n, D]."""
+        squares = rows.square()
+        return cls(second=squares.sum(1).sqrt_(), fourth=squares.norm(dim=1))
+
+    def __add__(self, other: RowSizes) -> RowSizes:
+        """Join other columns to each row."""
+        return RowSizes(second=self.second.hypot(other.second), fourth=self.fourth.hypot(other.fourth))
+
+
+def score_errors(
+    arithmetic: Arithmetic, context: Context, piece: Piece, softmax: Softmax, updates: int, rows: RowSizes
+) -> ScoreErrors:
     """Work out what rounding does to the scores of a piece, the maximum being raised ``updates`` times at most."""
-    problem, query, keys = context.problem, context.query, piece.keys
+    problem, query = context.problem, RowSizes.of(context.query)
     scale, terms = abs(problem.score_scale), problem.width + STEPS
     product = piece.scores.masked_fill(piece.scores == -torch.inf, 0.0)
     fall = (softmax.maximum - product).clamp_(min=0)
@@ -128,10 +168,8 @@ def score_errors(arithmetic: Arithmetic, context: Context, piece: Piece, softmax
     # What rescales a tile rescales its share of the sum too: an error there moves tiles against each other, by a random walk.
     rescaling = arithmetic.exponential + U32
     # Cauchy and Schwarz's bounds on sum |q k| and sum q^2 k^2 spare two products; only fp32 errors hang on them in full.
-    fourth = [part.square().square().sum(1).sqrt_() for part in (query, keys)]
-    second = [part.norm(dim=1) for part in (query, keys)]
-    squares = (scale**2 * fourth[0])[:, None] * fourth[1]
-    magnitudes = (scale * second[0])[:, None] * second[1]
+    squares = (scale**2 * query.fourth)[:, None] * rows.fourth
+    magnitudes = (scale * query.second)[:, None] * rows.second
     # A sum of D products in random order: its partial sums are at most the product plus a random walk.
     single = product.square().add_(squares).mul_(UNIFORM * (2 * U32) ** 2 * terms)
     single.addcmul_(exponential, exponential).add_(updates * rescaling**2)

@@ -120,7 +120,7 @@ def test_the_row_ratio_of_a_correct_kernel_is_about_one(length: int) -> None:
 def test_the_spread_is_that_of_correct_kernels() -> None:
     z = torch.cat([measure(problem_of("decorrelated", length=500, seed=seed), SPLIT).z[:12] for seed in range(8)])
     assert 0.5 <= z.std().item() <= 1.3
-    assert -0.7 <= z.mean().item() <= 0.4
+    assert -0.8 <= z.mean().item() <= 0.4
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_budget_hardly_depends_on_how_it_is_cut(arithmetic: Arithmetic, monkey
     # A tile that straddles two pieces has its maximum found twice; bounds do not look at tiles.
     for field in dataclasses.fields(Budget):
         expected, actual = getattr(whole, field.name), getattr(pieces, field.name)
-        share = 1e-5 if "hard" in field.name else 0.1
+        share = 1e-5 if "hard" in field.name else 0.15
         assert (actual - expected).abs().max() <= share * expected.abs().max(), field.name
 
 

@@ -22,14 +22,16 @@ ROOT = Path(__file__).parent.parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "truth": ("references",),
     "emulation": ("harness.emulation",),
-    "telling": ("harness.report", "harness.plugin", "harness.cli", "harness.gate"),
-    "cases": ("cases",),
-    "finding": (
-        "harness.strategies", "harness.profiles", "harness.shrink", "harness.search", "harness.repro", "harness.script",
-        "harness.explain", "harness.faults", "harness.routes", "harness.relations", "harness.graphs", "harness.answer",
-        "harness.refusal", "harness.plan", "harness.ledger", "harness.worker", "harness.bench", "harness.calibrate",
+    "core": (
+        "harness.case", "harness.memory", "harness.cache", "harness.content", "harness.inputs", "harness.backends",
+        "harness.environment", "harness.region", "harness.regimes", "harness.extremes", "harness.weights", "harness.measure",
+        "harness.models", "harness.verdict", "harness.actual", "harness.findings", "harness.scoring",
+        "harness.judge", "harness.run",
+        "harness.assembly", "harness.compilations", "harness.axes", "harness.tokens",
     ),
-    "core": ("harness",),
+    "telling": ("harness.report", "harness.plugin", "harness.cli", "harness.cli_case", "harness.gate"),
+    "cases": ("cases",),
+    "finding": ("harness",),
 }  # fmt: skip
 #: What each layer may import.
 BELOW: dict[str, frozenset[str]] = {

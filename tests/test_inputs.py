@@ -124,9 +124,7 @@ def test_slot_signs_are_distinct_and_balanced() -> None:
 
 
 @pytest.mark.parametrize("scale", [2.0**-6, 0.037, 1.0, 8.0])
-@pytest.mark.parametrize(
-    "formats", [("bf16", "bf16"), ("bf16", "e4m3fn"), ("e4m3fnuz", "e4m3fnuz"), ("e5m2", "e4m3fn")]
-)
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("bf16", "e4m3fn"), ("e4m3fnuz", "e4m3fnuz"), ("e5m2", "e4m3fn")])
 @pytest.mark.parametrize("amplitude", [1.0, 30.0])
 def test_scores_have_the_amplitude_asked_for(scale: float, formats: tuple[str, str], amplitude: float) -> None:
     case = Case(

@@ -17,6 +17,7 @@ from harness.inputs import Inputs, make_inputs
 from harness.judge import judge
 from harness.measure import CHECKS, measure, measure_truth
 from harness.verdict import KINDS, Verdict
+from references.arithmetic import Splits
 from references.oracle import oracle
 from references.problem import Answer, Problem
 from tests.judged import ARITHMETIC, LIMITS, REGIME, answered, regime
@@ -33,6 +34,15 @@ def test_a_right_kernel_passes(content: str) -> None:
     assert verdict.kind in ("PASS", "UNTRUSTED"), verdict.message
     assert verdict.measurements.rows == 12
     assert max(verdict.measurements.ratios.values()) <= 1
+
+
+@pytest.mark.parametrize("content", ["gaussian", "decorrelated", "rising", "falling", "peak-tail", "ties"])
+def test_a_right_kernel_passes_though_its_tiles_and_splits_are_not_those_declared(content: str) -> None:
+    other = dataclasses.replace(ARITHMETIC, tile=16, splits=Splits(kind="even", count=5, tile=16))
+    for amplitude in (1.0, 10.0):
+        case = CASE.replace(content=content, amplitude=amplitude, query_tokens=1)
+        verdict = judge(*answered(case, regime(arithmetic=other)), REGIME)
+        assert verdict.fault is None, verdict.message
 
 
 @pytest.mark.parametrize("mistake", [Mistake(values=1.01), Mistake(scores=1.01), Mistake(dropped=1), Mistake(truncated=True)])

@@ -193,13 +193,14 @@ def test_the_order_of_slots_does_not_matter_and_their_choice_does() -> None:
         assert_agrees(problem, mla_decode(dataclasses.replace(problem, slots=problem.slots[:1].expand(90))), oracle(problem))
 
 
-@pytest.mark.parametrize("layout", ["rows-padded", "pages-padded"])
-def test_strides_do_not_matter(layout: str) -> None:
+@pytest.mark.parametrize("pages_padded", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(0, 3), (1, 0), (0, 2), (2, 2), (4, 4), (8, 8)])
+def test_strides_do_not_matter(pages_padded: bool, before: int, after: int) -> None:
     problem = random_problem()
     bits = as_integers(problem.cache)
     pages, tokens, width = bits.shape
-    padded = torch.full((pages, tokens + (layout == "pages-padded"), width + 3), 0x7F, dtype=torch.uint8)
-    view = padded[:, :tokens, :width]
+    padded = torch.full((pages, tokens + pages_padded, before + width + after), 0x7F, dtype=torch.uint8)
+    view = padded[:, :tokens, before : before + width]
     view.copy_(bits)
     moved = dataclasses.replace(problem, cache=view.view(problem.cache.dtype))
     assert not moved.cache.is_contiguous()

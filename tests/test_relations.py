@@ -81,4 +81,3 @@ def test_what_rows_without_tokens_hold_is_not_compared() -> None:
     backend = make("python:tests.faulty:noisy-empty")
     result = run_relation(CASE.replace(lengths=(5, 1, 0)), "repeat", backend, REGIMES)
     assert result.verdict.kind == "PASS", result.verdict.message
-

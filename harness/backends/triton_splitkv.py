@@ -47,9 +47,7 @@ ROWS = (16, 64)
 #: int32 token positions, with room for the last tile
 _LONGEST = (1 << 31) - (1 << 12)
 #: fields that are constants of the kernel, or decide whether the pool's strides are multiples of 16
-_COMPILED = frozenset(
-    {"query_format", "cache_format", "latent", "rope", "page_size", "token_padding", "page_padding", "lse"}
-)
+_COMPILED = frozenset({"query_format", "cache_format", "latent", "rope", "page_size", "token_padding", "page_padding", "lse"})
 _KERNEL = Path(__file__).with_name("triton_splitkv_kernel.py")
 _EIGHT_BITS = ("e4m3fn", "e4m3fnuz", "e5m2")
 #: format of the operands, and the query and cache formats that are widened to it: every value of either is one of its own

@@ -60,7 +60,7 @@ class Hang(RuntimeError):
     verdict_fault = "hang"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=False, slots=True, kw_only=True)
 class Scene:
     """What a call of the model knows; acts at ``arguments`` may change what it believes."""
 

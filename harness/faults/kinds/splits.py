@@ -191,9 +191,7 @@ def _splits(case: Case) -> bool:
 
 
 def _plans(case: Case) -> list[Plan]:
-    return [
-        VARIANTS[BASE].plan(n, heads=case.heads, query_tokens=case.query_tokens, batch=case.batch) for n in case.lengths
-    ]
+    return [VARIANTS[BASE].plan(n, heads=case.heads, query_tokens=case.query_tokens, batch=case.batch) for n in case.lengths]
 
 
 def _empty_split(case: Case) -> bool:
