@@ -158,10 +158,6 @@ QueryFamily = Callable[[Request], Values]
 RowFamily = Callable[[Request, Values, int, int], Values]
 
 
-def _plain_query(request: Request) -> Values:
-    return request.queries()
-
-
 def _plain_rows(request: Request, query: Values, start: int, stop: int) -> Values:
     return request.rows(start, stop)
 
@@ -177,10 +173,6 @@ def _rope_query(request: Request) -> Values:
 def _leaning_query(request: Request) -> Values:
     noise = request.queries() * _SHARE
     return noise + np.float32(request.aim.query) * _SHARE * request.direction()
-
-
-def _quiet_query(request: Request) -> Values:
-    return request.queries() * np.float32(0.25)
 
 
 def needle_places(request: Request, token: int) -> list[int]:
@@ -231,16 +223,19 @@ def _newest_rows(request: Request, query: Values, start: int, stop: int) -> Valu
     return rows
 
 
-def _climbing_rows(request: Request, query: Values, start: int, stop: int) -> Values:
+def _climb(request: Request, tokens: Values) -> Values:
     climb = min(_CLIMB, 20 * request.case.amplitude) / (request.aim.gain * float(_SHARE))
-    share = np.arange(start, stop, dtype=np.float32) / np.float32(request.length)
-    return request.rows(start, stop) + (np.float32(climb) * share)[:, None] * request.direction()
+    height: Values = np.float32(climb) * (tokens / np.float32(request.length))
+    return height[:, None] * request.direction()
+
+
+def _climbing_rows(request: Request, query: Values, start: int, stop: int) -> Values:
+    return request.rows(start, stop) + _climb(request, np.arange(start, stop, dtype=np.float32))
 
 
 def _falling_rows(request: Request, query: Values, start: int, stop: int) -> Values:
-    climb = min(_CLIMB, 20 * request.case.amplitude) / (request.aim.gain * float(_SHARE))
-    share = np.arange(request.length - start, request.length - stop, -1, dtype=np.float32) / np.float32(request.length)
-    return request.rows(start, stop) + (np.float32(climb) * share)[:, None] * request.direction()
+    left = np.arange(request.length - start, request.length - stop, -1, dtype=np.float32)
+    return request.rows(start, stop) + _climb(request, left)
 
 
 def _sunken_rows(request: Request, query: Values, start: int, stop: int) -> Values:
@@ -252,10 +247,6 @@ def _tied_rows(request: Request, query: Values, start: int, stop: int) -> Values
     book = request.rows(0, 4)
     words = stream(request.case.seed, _EDGES, request.index * (1 << 32) + start // PIECE).random_raw(stop - start)
     return book[(words % np.uint64(4)).astype(np.int64)]
-
-
-def _zero_query(request: Request) -> Values:
-    return request.queries() * np.float32(0)
 
 
 def _one_rows(request: Request, query: Values, start: int, stop: int) -> Values:
@@ -290,17 +281,17 @@ def _edge_rows(request: Request, query: Values, start: int, stop: int) -> Values
 
 #: Family name: how its query and its rows are made.
 FAMILIES: Mapping[str, tuple[QueryFamily, RowFamily]] = {
-    "gaussian": (_plain_query, _plain_rows),
+    "gaussian": (Request.queries, _plain_rows),
     "decorrelated": (_rope_query, _plain_rows),
-    "needle": (_plain_query, _needle_rows),
+    "needle": (Request.queries, _needle_rows),
     "newest": (_leaning_query, _newest_rows),
-    "peak-tail": (_quiet_query, _peak_rows),
+    "peak-tail": (lambda request: request.queries() * np.float32(0.25), _peak_rows),
     "rising": (_leaning_query, _climbing_rows),
     "falling": (_leaning_query, _falling_rows),
     "sunken": (_leaning_query, _sunken_rows),
-    "ties": (_plain_query, _tied_rows),
-    "zero-query": (_zero_query, _plain_rows),
+    "ties": (Request.queries, _tied_rows),
+    "zero-query": (lambda request: request.queries() * np.float32(0), _plain_rows),
     "ones": (_rope_query, _one_rows),
-    "slots": (_plain_query, _slot_rows),
+    "slots": (Request.queries, _slot_rows),
     "edges": (_edge_query, _edge_rows),
 }

@@ -74,7 +74,6 @@ def _compare(node: ast.AST, scope: Scope) -> Iterator[str]:
 
 
 def _bound(node: ast.AST, scope: Scope) -> Iterator[str]:
-    """Compare with another bound of the kernel."""
     if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Name) and len(node.ops) == 1:
         own = node.comparators[0].id
         sign = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}.get(type(node.ops[0]))
@@ -86,9 +85,8 @@ def _bound(node: ast.AST, scope: Scope) -> Iterator[str]:
 def _constant(node: ast.AST, scope: Scope) -> Iterator[str]:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         parent = scope.parents.get(node)
-        if isinstance(parent, ast.Call) and ast.unparse(parent.func).endswith(("wait_group", "arange", "zeros", "full")):
-            return
-        if isinstance(parent, (ast.List, ast.Slice, ast.Tuple)):
+        sizes = isinstance(parent, ast.Call) and ast.unparse(parent.func).endswith(("wait_group", "arange", "zeros", "full"))
+        if sizes or isinstance(parent, (ast.List, ast.Slice, ast.Tuple)):
             return
         yield str(node.value + 1)
         if node.value > 0:
@@ -99,7 +97,6 @@ def _constant(node: ast.AST, scope: Scope) -> Iterator[str]:
 
 
 def _mask(node: ast.AST, scope: Scope) -> Iterator[str]:
-    """Drop the mask of a load or store."""
     if isinstance(node, ast.Call) and any(word.arg == "mask" for word in node.keywords):
         kept = [word for word in node.keywords if word.arg not in ("mask", "other")]
         yield ast.unparse(ast.Call(func=node.func, args=node.args, keywords=kept))
@@ -295,9 +292,8 @@ def _inside(function: ast.FunctionDef) -> Iterator[ast.AST]:
                 continue
             todo.append(node.value)
             continue
-        if isinstance(node, ast.Call) and "Layout" in ast.unparse(node.func):
-            continue
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        layout = isinstance(node, ast.Call) and "Layout" in ast.unparse(node.func)
+        if layout or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             continue
         if hasattr(node, "lineno"):
             yield node
