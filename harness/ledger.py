@@ -70,7 +70,9 @@ class Writer:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         # One write a line: a process killed in between leaves whole lines.
-        os.write(self._file, (json.dumps(plain(line), ensure_ascii=False, allow_nan=False) + "\n").encode())
+        # What is no text, as a file name may be, is written by its codes.
+        text = json.dumps(plain(line), ensure_ascii=False, allow_nan=False) + "\n"
+        os.write(self._file, text.encode("utf-8", "backslashreplace"))
 
 
 def plain(value: Any) -> Any:

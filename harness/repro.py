@@ -141,7 +141,7 @@ def _name(result: Result) -> str:
 def _write(path: Path, text: str, what: str) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         return f"{what} not saved: {path} cannot be written ({error.strerror}); name another folder with --repro-dir"
     return f"{what}: {path}"

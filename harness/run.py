@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -26,6 +27,8 @@ from references.formats import FORMATS
 
 #: Faults of an answer's numbers.
 WRONG = frozenset({"mismatch", "inaccurate", "non-finite", "unwritten"})
+#: Characters that a backend's exception may add to a verdict.
+LONGEST_MESSAGE = 20_000
 #: Hears of the stages of a run: "run" before the backend's own, "judge" after it.
 Listener = Callable[[str], object]
 
@@ -75,8 +78,12 @@ class Attempt:
             run_seconds=self.run_seconds,
             seconds=seconds,
             compiled=self.compiled,
-            what_ran=dict(self.output.what_ran) if self.output else {},
+            what_ran=_words(self.output.what_ran) if self.output else {},
         )
+
+
+def _words(what_ran: Mapping[str, Any]) -> dict[str, str | int]:
+    return {str(key): value if type(value) in (str, int) else str(value) for key, value in what_ran.items()}
 
 
 def run_case(
@@ -177,7 +184,10 @@ def run_backend(call: Callable[[], Output], inputs: Inputs, on_stage: Listener) 
             output = call()
         if inputs.device.type == "cuda":
             torch.cuda.synchronize(inputs.device)
-        return output, None, time.perf_counter() - began
+        if isinstance(output, Output):
+            return output, None, time.perf_counter() - began
+        made = "None" if output is None else f"a {type(output).__name__}"
+        verdict = Verdict(kind="FAIL", fault="mismatch", message=f"run must return an Output, it returned {made}")
     except Unsupported as refusal:
         verdict = Verdict(kind="FAIL", fault="refused", message=f"refused a case inside its contract: {refusal}")
     except Exception as error:
@@ -185,10 +195,20 @@ def run_backend(call: Callable[[], Output], inputs: Inputs, on_stage: Listener) 
         kind = getattr(error, "verdict_kind", "FAIL")
         fault = getattr(error, "verdict_fault", "crash") if kind == "FAIL" else None
         where = "".join(traceback.format_exception(error, limit=-4))
-        verdict = Verdict(kind=kind, fault=fault, message=f"{type(error).__name__}: {error}\n{where}")
+        message = f"{clipped(f'{type(error).__name__}: {error}')}\n{clipped(where)}"
+        verdict = Verdict(kind=kind, fault=fault, message=message)
     finally:
         on_stage("judge")
     return None, verdict, time.perf_counter() - began
+
+
+def clipped(text: str) -> str:
+    """Keep both ends of a long text, and of what is no text (half a surrogate pair) its code."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    half = LONGEST_MESSAGE // 4
+    if len(text) <= 2 * half:
+        return text
+    return f"{text[:half]} … {len(text) - 2 * half} characters left out … {text[-half:]}"
 
 
 def malformed(inputs: Inputs, output: Output, backend: Backend) -> str | None:
@@ -196,6 +216,11 @@ def malformed(inputs: Inputs, output: Output, backend: Backend) -> str | None:
     case = inputs.case
     rows = (case.batch, case.query_tokens, case.heads)
     dtype = FORMATS[backend.capabilities.output_format].storage
+    for name, tensor in (("out", output.out), ("lse", output.lse)):
+        if not isinstance(tensor, torch.Tensor) and (name == "out" or tensor is not None):
+            return f"{name} must be a tensor, it is a {type(tensor).__name__}"
+        if tensor is not None and tensor.device != inputs.out.device:
+            return f"{name} must be on {inputs.out.device}, it is on {tensor.device}"
     if tuple(output.out.shape) != (*rows, case.latent) or output.out.dtype != dtype:
         return f"out must be {dtype} {[*rows, case.latent]}, it is {output.out.dtype} {list(output.out.shape)}"
     if case.lse and backend.capabilities.returns_lse and output.lse is None:

@@ -187,23 +187,19 @@ def cases(
 
 
 def draw_index(draw: st.DrawFn, place: int, count: int) -> int:
-    """Draw an index below ``count``; ``place`` tells it from every other index of the case.
-
-    Hypothesis follows a draw by up to five copies of it in which one part repeats another part of the same kind, and takes
-    equal strategies for one kind: of plain integers, two cases in three are near copies of the case before.
-    """
+    """Draw an index below ``count``; ``place`` tells it from every other index of the case."""
+    # Hypothesis follows a draw by copies in which one part repeats another of its kind, and takes equal strategies for one
+    # kind: of plain integers, two cases in three would be near copies of the case before.
     apart = (place + 1) << 32
     return draw(st.sampled_from(range(apart, apart + count))) - apart
 
 
 def _draw_lengths(index: Callable[[int], int], known: Domain, table: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     count = known.batches[index(len(known.batches))]
-    least, left = table[0], tokens
-    lengths = []
+    least, left, lengths = table[0], tokens, []
     for place in range(count):
         # What is left when the requests after this one are as short as may be; of many, each has its share and some more.
-        most = left - least * (count - place - 1)
-        most = min(most, tokens if count <= FEW else FEW * tokens // count)
+        most = min(left - least * (count - place - 1), tokens if count <= FEW else FEW * tokens // count)
         lengths.append(table[index(max(bisect_right(table, most), 1))])
         left -= lengths[-1]
     return tuple(lengths)

@@ -41,7 +41,7 @@ from harness.case import Case
 from harness.judge import Verdict
 from harness.memory import free_bytes, limit_device_memory
 from harness.regimes import load
-from harness.run import Result
+from harness.run import Result, clipped
 
 #: prctl's option that names the signal a process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
@@ -150,7 +150,7 @@ class _Child:
     stderr: Path
 
     def last_lines(self) -> str:
-        return "\n".join(self.stderr.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
+        return clipped("\n".join(self.stderr.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]))
 
 
 @dataclass(frozen=False, slots=True, kw_only=True)

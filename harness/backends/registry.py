@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -128,12 +129,27 @@ def make(name: str) -> Backend:
     stem, _, label = name.partition("@")
     try:
         module = importlib.import_module(entry.module)
+        backend = module.make(stem, label or None)
+    except (NotInstalled, UnknownBackend, ValueError):
+        raise
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("harness", "references", "cases"):
             raise
         raise NotInstalled(f"{name} needs the package {error.name!r}, which is not installed here") from error
-    backend: Backend = module.make(stem, label or None)
+    except Exception as error:
+        # A library that does not load, a driver that is not there, a module that is half written.
+        raise NotInstalled(f"{name} cannot be made here: {type(error).__name__}: {error}{_place(error)}") from error
+    if not isinstance(backend, Backend):
+        raise UnknownBackend(f"{name} cannot be made: {entry.module} made {backend!r}, which is no backend")
     return backend
+
+
+def _place(error: Exception) -> str:
+    """Say where an error comes from: the last line of Python."""
+    if isinstance(error, SyntaxError):  # says it itself
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def defaults() -> dict[str, Backend | NotInstalled]:
