@@ -160,7 +160,7 @@ def table(found: Mapping[int, Mapping[str, Mapping[str, float | None]]]) -> str:
 
 def _show(mistake: Mistake, size: float, length: int) -> str:
     if mistake.sizes is None:
-        return f"{size:.2%}"
+        return f"{100 * size:.2g} %"
     if mistake.name == "wrong pages":
         pages = -(-length // PAGE)
         return f"{int(size)} of {pages}, {size / pages:.3%}"

@@ -5,8 +5,8 @@
 2. Operators are data: a name, what it stands for, and a function from a syntax node to its replacements.
 3. Layouts are left alone: they do not change values, and the compiler checks them.
 
-Source: the field faults of ``docs/why.md`` (bounds, masks, waits, buffers, scales, strides, promotions) as edits; the rest are
-the usual operators of mutation testing (R. DeMillo, R. Lipton, F. Sayward, "Hints on test data selection", 1978).
+Source: the field faults of ``docs/why.md`` as edits; the rest are the usual operators of mutation testing (R. DeMillo,
+R. Lipton, F. Sayward, "Hints on test data selection", 1978).
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ def _wait(node: ast.AST, scope: Scope) -> Iterator[str]:
 
 
 def _buffer(node: ast.AST, scope: Scope) -> Iterator[str]:
-    """Take the other buffer of two."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "index" and node.args:
         yield f"{ast.unparse(node.func)}(({ast.unparse(node.args[0])} + 1) % 2)"
 
@@ -177,9 +176,6 @@ def _function(node: ast.AST, scope: Scope) -> Iterator[str]:
 
 
 def _condition(node: ast.AST, scope: Scope) -> Iterator[str]:
-    """Turn a condition round."""
-    if isinstance(node, ast.If):
-        return
     parent = scope.parents.get(node)
     if isinstance(parent, ast.If) and node is parent.test:
         yield f"not ({ast.unparse(node)})"

@@ -20,7 +20,7 @@ import torch
 
 from harness.cache import stream
 from harness.case import Case
-from harness.content import normal
+from harness.draws import normal
 from harness.inputs import Inputs, make_inputs
 from references.formats import FORMATS, encode
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from harness.content import slot_signs
+from harness.draws import slot_signs
 from harness.inputs import Inputs
 from references.arithmetic import Arithmetic
 from references.budget import budget

@@ -90,11 +90,13 @@ def test_a_fault_with_a_history_needs_a_call_before(name: str) -> None:
     other = case.replace(seed=5, cache_scale=0.5, softmax_scale=0.1, lengths=(60, 30))
     backend, clean = planted(name), Planted(name="model", variant=VARIANTS[BASE])
     right = answer(clean, make_inputs(case))
-    found = []
-    for _ in range(40):
-        answer(backend, make_inputs(other))
-        found.append(not same(answer(backend, make_inputs(case)), right))
-    assert any(found)
+    before, inputs = make_inputs(other), make_inputs(case)
+
+    def differs() -> bool:
+        answer(backend, before)
+        return not same(answer(backend, inputs), right)
+
+    assert any(differs() for _ in range(40))
 
 
 def test_faults_can_be_planted_together() -> None:

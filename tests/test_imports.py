@@ -23,7 +23,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "truth": ("references",),
     "emulation": ("harness.emulation",),
     "core": (
-        "harness.case", "harness.memory", "harness.cache", "harness.content", "harness.inputs", "harness.backends",
+        "harness.case", "harness.memory", "harness.cache", "harness.draws", "harness.content", "harness.inputs",
+        "harness.backends",
         "harness.environment", "harness.region", "harness.regimes", "harness.extremes", "harness.weights", "harness.measure",
         "harness.models", "harness.verdict", "harness.actual", "harness.findings", "harness.scoring",
         "harness.judge", "harness.run",

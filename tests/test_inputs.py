@@ -10,7 +10,8 @@ import torch
 
 from harness.cache import place, stream
 from harness.case import CONTENTS, PLACEMENTS, QUERY_LAYOUTS, Case
-from harness.content import FAMILIES, Aim, Request, needle_places, normal, slot_signs
+from harness.content import FAMILIES, Aim, Request, needle_places
+from harness.draws import normal, slot_signs
 from harness.inputs import Inputs, make_inputs
 from harness.memory import GUARD_BYTES, LAZY_BYTES, NotEnoughMemory
 from references.formats import FORMATS, decode
