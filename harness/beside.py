@@ -11,8 +11,9 @@ Source: rules and recipes are the rows of ``cases/peers.toml``.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from harness.backends.protocol import Output
 from harness.faults.backend import Planted, planted
 from harness.faults.catalogue import FAULTS
 from harness.faults.variant import BASE, VARIANTS
-from harness.hunt import draw, fresh
+from harness.hunt import draw, emptied
 from harness.inputs import Inputs, make_inputs
 from harness.kills import Kill
 from harness.memory import NotEnoughMemory
@@ -51,7 +52,8 @@ class Count:
 class Seen:
     """Inputs with their truth."""
 
-    inputs: Inputs
+    #: Makes them; a fault may have changed those there were.
+    make: Callable[[], Inputs]
     truth: Answer
 
 
@@ -65,14 +67,16 @@ def ours(seed: int, count: int = SEEN) -> list[Seen]:
             inputs = make_inputs(case)
         except NotEnoughMemory:
             continue
-        seen.append(Seen(inputs=inputs, truth=mla_decode(inputs.problem())))
+        seen.append(Seen(make=partial(make_inputs, case), truth=mla_decode(inputs.problem())))
     return seen
 
 
 def theirs(recipe: Recipe) -> list[Seen]:
     """Make the inputs of a recipe."""
-    made = [recipe.inputs(case, "bf16") for case in recipe.cases]
-    return [Seen(inputs=inputs, truth=mla_decode(inputs.problem())) for inputs in made]
+    return [
+        Seen(make=partial(recipe.inputs, case, "bf16"), truth=mla_decode(recipe.inputs(case, "bf16").problem()))
+        for case in recipe.cases
+    ]
 
 
 def ask(seen: Sequence[Seen], rules: Sequence[Rule], names: Sequence[str]) -> dict[str, Count]:
@@ -83,9 +87,9 @@ def ask(seen: Sequence[Seen], rules: Sequence[Rule], names: Sequence[str]) -> di
     # All in the base variant: the rules are asked of the same kernel.
     backends += [(name, planted(name, variant=VARIANTS[BASE])) for name in names]
     for one in seen:
-        inputs = one.inputs
+        inputs = one.make()
         for name, backend in backends:
-            inputs = fresh(inputs)
+            inputs = one.make() if inputs.violations() else emptied(inputs)
             output = _run(backend, inputs)
             for rule in rules:
                 if not name:

@@ -101,7 +101,7 @@ class Calibration:
         asked: Counter[str] = Counter()
         seen: Counter[str] = Counter()
         for one in self.measured():
-            asked.update(one.sensitivities)
+            asked.update(list(one.sensitivities))  # a mapping would add up its values
             seen.update(name for name, saw in one.sensitivities.items() if saw)
         return {name: f"{seen[name] / count:.0%} of {count}" for name, count in asked.items()}
 

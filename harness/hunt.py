@@ -143,6 +143,11 @@ def fresh(inputs: Inputs) -> Inputs:
     """Give the outputs back as they were before a run; inputs that a run has changed are made anew."""
     if inputs.violations():
         return make_inputs(inputs.case, output_format=format_of(inputs.out))
+    return emptied(inputs)
+
+
+def emptied(inputs: Inputs) -> Inputs:
+    """Give the outputs back as they were before a run."""
     for buffer in (inputs.out, inputs.lse):
         if buffer is not None:
             buffer.view(torch.uint8).fill_(GUARD_BYTE)

@@ -7,12 +7,13 @@
 
 Source: the lengths are those at which the peers' rules were measured to be blind (docs/why.md).
 
-Usage: ``python -m harness.limits [--lengths N …] [--processes N]``.
+Usage: ``python -m harness.limits [--lengths N …] [--families NAME …] [--processes N]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import sys
@@ -170,11 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the limits."""
     parser = argparse.ArgumentParser(prog="python -m harness.limits", description=__doc__.partition("\n")[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     began = time.perf_counter()
     lengths: list[int] = options.lengths
-    jobs = [(length, family, lse) for length in sorted(lengths, reverse=True) for family in FAMILIES for lse in (True, False)]
+    descending = sorted(lengths, reverse=True)  # the longest first, so that no process is left with them at the end
+    jobs = list(itertools.product(descending, options.families, (True, False)))
     found: dict[bool, dict[int, dict[str, dict[str, float | None]]]] = {
         lse: {length: {} for length in lengths} for lse in (True, False)
     }

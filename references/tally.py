@@ -15,9 +15,10 @@ from torch import Tensor
 
 from references.arithmetic import Arithmetic
 from references.formats import find
+from references.partials import Partials
 from references.pieces import Context, Piece, Softmax
 from references.spread import Coherence, TokenSharing, probe
-from references.terms import InUse, Moments, Partials, ProbabilityErrors, RowSizes, either, probability_errors, score_errors
+from references.terms import InUse, Moments, ProbabilityErrors, RowSizes, either, probability_errors, score_errors
 
 #: Weightings of a tally's moments: variance of probabilities, of fp32 scores, bounds of scores, the scores themselves (what
 #: an error of the scale does), variance by operands.

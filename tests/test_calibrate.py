@@ -9,8 +9,12 @@ import pytest
 
 from harness.backends import registry
 from harness.calibrate import LINES, Calibration, calibrate, main
+from harness.case import Case
+from harness.measure import CHECKS
 from harness.profiles import PROFILES
 from harness.regimes import load
+from harness.run import Result
+from harness.verdict import Measurements, Verdict
 from tests.faulty import make
 
 RULES = load(Path(__file__).parent / "faulty.toml")
@@ -54,3 +58,13 @@ def test_the_command_line_prints_a_table_and_its_seed(capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert "torch-sdpa in sdpa-fp32: 3 cases" in printed
     assert "seed 7, profile smoke, cpu" in printed
+
+
+def test_what_was_never_seen_is_counted_as_asked() -> None:
+    case = Case(heads=1, lengths=(1,))
+    found = Calibration(backend="any", regime="any")
+    for saw in (False, True, False):
+        measured = Measurements(rows=1, ratios=dict.fromkeys(CHECKS, 0.0), sensitivities={"newest-dropped": saw})
+        verdict = Verdict(kind="PASS", message="", measurements=measured)
+        found.results.append(Result(case=case, backend="any", regime="any", verdict=verdict))
+    assert "newest-dropped 33% of 3" in found.table()

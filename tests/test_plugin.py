@@ -76,7 +76,7 @@ def test_a_right_backend_passes_and_the_table_says_what_was_executed(gate: Gate)
 
 
 def test_a_wrong_backend_fails_with_a_panel_a_repro_and_the_command_that_replays_it(gate: Gate) -> None:
-    done = gate.run("wrong", "-k", "random and few-heads", "--repro-dir", "out", "--junitxml", "junit.xml")
+    done = gate.run("wrong", "-k", "random and few-heads", "--repro-dir", "out", "--junitxml", "junit.xml", "--seed", "1")
     assert done.ret == 1
     done.stdout.fnmatch_lines([
         f"FAIL mismatch: {STUB}wrong × few-heads",
