@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
             seed = random.SystemRandom().randrange(1 << 32) if explores else 0
         named = config.getoption("--ledger-dir")
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        run_dir = Path(named).absolute() if named else config.rootpath / ".mla-gate" / "runs" / stamp
+        run_dir = Path(named).absolute() if named else home(config) / ".mla-gate" / "runs" / stamp
         shared = {"seed": seed, "run_dir": str(run_dir)}
     config.stash[_RUN] = shared
 
@@ -150,9 +150,9 @@ def gate_of(config: pytest.Config) -> Gate:
             device=option("--device"),
             seed=shared["seed"],
             regimes_file=Path(option("--regimes-file")) if option("--regimes-file") else None,
-            repro_dir=Path(repros) if repros else config.rootpath / "repros",
+            repro_dir=Path(repros) if repros else home(config) / "repros",
             run_dir=Path(shared["run_dir"]),
-            database=config.rootpath / ".hypothesis" / "mla-gate",
+            database=home(config) / ".hypothesis" / "mla-gate",
             isolation=option("--isolation"),
             process=getattr(config, "workerinput", {}).get("workerid", "main"),
             processes=getattr(config, "workerinput", {}).get("workercount", 1),
@@ -164,6 +164,14 @@ def gate_of(config: pytest.Config) -> Gate:
             raise pytest.UsageError(str(error)) from None
         config.stash[_GATE] = gate
     return config.stash[_GATE]
+
+
+def home(config: pytest.Config) -> Path:
+    """Find the folder that a run's files go to by default: the project's, or where an installed gate is called from.
+
+    Without a project's configuration pytest's own root may be the folder that the cases are installed in.
+    """
+    return config.rootpath if config.inipath else config.invocation_params.dir
 
 
 def _name_sources(texts: list[str]) -> None:
