@@ -117,9 +117,14 @@ class Gate:
         try:
             return Writer(self.options.run_dir / f"{self.options.process}.jsonl", header)
         except OSError as error:
+            trouble = f"mla-gate: {self.options.run_dir} cannot be written ({error.strerror}); the ledger"
+        try:
             folder = Path(tempfile.mkdtemp(prefix="mla-gate-"))
-            self._say(f"mla-gate: {self.options.run_dir} cannot be written ({error.strerror}); the ledger is in {folder}")
+            self._say(f"{trouble} is in {folder}")
             return Writer(folder / f"{self.options.process}.jsonl", header)
+        except OSError:
+            self._say(f"{trouble} is kept in memory only, for the table")
+            return Writer(None, header)
 
     @property
     def opened(self) -> bool:
@@ -262,3 +267,8 @@ class Gate:
         if self.opened:
             self.ledger.write("end", **fields)
             self.ledger.close()
+            if self.ledger.trouble:
+                self._say(
+                    f"mla-gate: {len(self.ledger.lost)} lines are missing in {self.ledger.path} ({self.ledger.trouble}); "
+                    "the table counts them"
+                )

@@ -12,6 +12,7 @@ fault, shrunk), ``gated`` (a search that ended), ``beyond`` (a regime that the r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -52,12 +53,20 @@ class Ledger:
 
 
 class Writer:
-    """Writes one ledger. Only one process writes to it."""
+    """Writes one ledger. Only one process writes to it.
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    A line that the disk does not take is kept in ``lost``, and ``trouble`` says why; it never ends the run.
+    """
+
+    def __init__(self, path: Path | None, header: Mapping[str, Any]) -> None:
+        """Open the file; None keeps every line in ``lost``."""
         self.path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self.lost: list[Line] = []
+        self.trouble = ""
+        self._file: int | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._write({"mla-gate": "ledger", "version": VERSION, **header})
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -66,13 +75,27 @@ class Writer:
 
     def close(self) -> None:
         """Close the file; nothing is held back."""
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        # One write a line: a process killed in between leaves whole lines.
+        made = plain(line)
         # What is no text, as a file name may be, is written by its codes.
-        text = json.dumps(plain(line), ensure_ascii=False, allow_nan=False) + "\n"
-        os.write(self._file, text.encode("utf-8", "backslashreplace"))
+        text = (json.dumps(made, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+        if self._file is None:
+            self.lost.append(made)
+            return
+        done = 0
+        try:
+            # One write a line as a rule: a process killed in between leaves whole lines.
+            while done < len(text):
+                done += os.write(self._file, text[done:])
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            self.lost.append(made)
+            if done:  # half a line would spoil the next one
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - done)
 
 
 def plain(value: Any) -> Any:

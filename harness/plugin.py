@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _GATE = pytest.StashKey["Gate"]()
 _RUN = pytest.StashKey[dict[str, Any]]()
+_LOST = pytest.StashKey[list[Any]]()
 _FAULT = pytest.StashKey[pytest.UsageError]()
 #: The gate's own suite.
 CASES = Path(__file__).resolve().parent.parent / "cases"
@@ -73,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
             seed = random.SystemRandom().randrange(1 << 32) if explores else 0
         named = config.getoption("--ledger-dir")
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        run_dir = Path(named).absolute() if named else config.rootpath / ".mla-gate" / "runs" / stamp
+        run_dir = Path(named).absolute() if named else home(config) / ".mla-gate" / "runs" / stamp
         shared = {"seed": seed, "run_dir": str(run_dir)}
     config.stash[_RUN] = shared
 
@@ -82,6 +83,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Hand a worker of pytest-xdist what all processes share."""
     node.workerinput["mla_gate"] = node.config.stash[_RUN]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over from a worker of pytest-xdist the lines of its ledger that the disk did not take."""
+    node.config.stash.setdefault(_LOST, []).extend(getattr(node, "workeroutput", {}).get("mla_gate_lost", []))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -143,9 +150,9 @@ def gate_of(config: pytest.Config) -> Gate:
             device=option("--device"),
             seed=shared["seed"],
             regimes_file=Path(option("--regimes-file")) if option("--regimes-file") else None,
-            repro_dir=Path(repros) if repros else config.rootpath / "repros",
+            repro_dir=Path(repros) if repros else home(config) / "repros",
             run_dir=Path(shared["run_dir"]),
-            database=config.rootpath / ".hypothesis" / "mla-gate",
+            database=home(config) / ".hypothesis" / "mla-gate",
             isolation=option("--isolation"),
             process=getattr(config, "workerinput", {}).get("workerid", "main"),
             processes=getattr(config, "workerinput", {}).get("workercount", 1),
@@ -157,6 +164,14 @@ def gate_of(config: pytest.Config) -> Gate:
             raise pytest.UsageError(str(error)) from None
         config.stash[_GATE] = gate
     return config.stash[_GATE]
+
+
+def home(config: pytest.Config) -> Path:
+    """Find the folder that a run's files go to by default: the project's, or where an installed gate is called from.
+
+    Without a project's configuration pytest's own root may be the folder that the cases are installed in.
+    """
+    return config.rootpath if config.inipath else config.invocation_params.dir
 
 
 def _name_sources(texts: list[str]) -> None:
@@ -199,6 +214,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if _GATE in config.stash:
         config.stash[_GATE].close(status=int(session.exitstatus))
+        if hasattr(config, "workeroutput") and config.stash[_GATE].opened:
+            config.workeroutput["mla_gate_lost"] = list(config.stash[_GATE].ledger.lost)
     if not hasattr(config, "workerinput") and int(session.exitstatus) == 0 and any(row.reason for row in _rows(config)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -230,7 +247,9 @@ def _about(gate: Gate) -> list[str]:
 def _folder(config: pytest.Config) -> Path:
     """Find the folder that holds the run's ledgers: where this process wrote, else where the run was told to."""
     if _GATE in config.stash and config.stash[_GATE].opened:
-        return config.stash[_GATE].ledger.path.parent
+        path = config.stash[_GATE].ledger.path
+        if path is not None:
+            return path.parent
     return Path(config.stash[_RUN]["run_dir"])
 
 
@@ -241,15 +260,15 @@ def _rows(config: pytest.Config) -> list[Row]:
 
 
 def _lines(config: pytest.Config) -> list[Line]:
-    folder = _folder(config)
-    if not folder.is_dir():
-        return []
-    from harness.ledger import LedgerError, read_all
+    from harness.ledger import LedgerError, read
 
-    try:
-        return [line for ledger in read_all([folder]) for line in ledger.lines]
-    except LedgerError:
-        return []
+    lines: list[Line] = []
+    for path in sorted(_folder(config).glob("*.jsonl")):
+        with contextlib.suppress(LedgerError):  # a full disk may not have taken even its header
+            lines += read(path).lines
+    if _GATE in config.stash and config.stash[_GATE].opened:
+        lines += config.stash[_GATE].ledger.lost
+    return [line for line in (*lines, *config.stash.get(_LOST, [])) if "kind" in line]
 
 
 def _relative(path: Path, config: pytest.Config) -> str:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -143,5 +144,7 @@ def _write(path: Path, text: str, what: str) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
+        with contextlib.suppress(OSError):  # a full disk leaves half a file
+            path.unlink(missing_ok=True)
         return f"{what} not saved: {path} cannot be written ({error.strerror}); name another folder with --repro-dir"
     return f"{what}: {path}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -220,3 +221,34 @@ def test_what_a_run_left_out_is_said_once(tmp_path: Path) -> None:
 def test_every_line_is_one_json_object(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", (result(), "search"))
     assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
+
+
+def test_a_full_disk_costs_lines_of_the_file_and_never_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path / "a.jsonl", {})
+    writer.write("gated", backend="one")
+    real, room = os.write, [10]
+
+    def full(file: int, text: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken, room[0] = room[0], 0
+        return real(file, text[:taken])
+
+    monkeypatch.setattr("harness.ledger.os.write", full)
+    writer.write("gated", backend="two")
+    writer.write("gated", backend="three")
+    monkeypatch.undo()
+    writer.write("gated", backend="four")
+    writer.close()
+    kept = read(tmp_path / "a.jsonl")
+    assert [line["backend"] for line in kept.lines] == ["one", "four"]
+    assert not kept.damaged
+    assert [line["backend"] for line in writer.lost] == ["two", "three"]
+    assert "No space left" in writer.trouble
+
+
+def test_a_ledger_without_a_file_is_kept_in_memory() -> None:
+    writer = Writer(None, {})
+    writer.write("gated", backend="one")
+    writer.close()
+    assert writer.lost[-1] == {"kind": "gated", "backend": "one"}

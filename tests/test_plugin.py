@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 from harness import gate as gate_module  # noqa: F401  loaded here, or each inner session would load it anew
 from harness.cli import CASES
 from harness.ledger import Writer, read_all
+from harness.plugin import home
 from tests import stubs
 
 pytest_plugins = ["pytester"]
@@ -267,3 +270,11 @@ def test_a_run_that_is_killed_leaves_a_ledger_that_tells_what_ran(gate: Gate) ->
     assert "more-heads" in done.stdout and "no case executed" in done.stdout
     assert "ends before its run did: what it holds is counted" in done.stdout
     assert done.returncode == 1
+
+
+def test_an_installed_gate_writes_where_it_is_called_from(tmp_path: Path) -> None:
+    called = SimpleNamespace(rootpath=tmp_path / "site-packages", invocation_params=SimpleNamespace(dir=tmp_path))
+    called.inipath = None
+    assert home(called) == tmp_path  # type: ignore[arg-type]
+    called.inipath = called.rootpath / "pyproject.toml"
+    assert home(called) == called.rootpath  # type: ignore[arg-type]
