@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,3 +111,17 @@ def test_a_wide_offset_made_narrow_overflows_in_its_line() -> None:
     )
     with pytest.raises(EmulationFault, match="int-overflow"):
         backend.run(make_inputs(Case(heads=12, lengths=(65,))))
+
+
+def test_it_is_emulated_though_triton_was_imported_for_its_interpreter() -> None:
+    code = (
+        "from harness.backends.gluon_splitkv_kernel import merge\n"
+        "from harness.backends import registry\n"
+        "from harness.case import Case\nfrom harness.regimes import load\nfrom harness.run import run_case\n"
+        "case = Case(heads=12, lengths=(300,), cache_format='e4m3fn')\n"
+        "print(type(merge).__name__, run_case(case, registry.make('gluon-splitkv'), load()).verdict.kind)\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=root)
+    assert done.stdout.split() == ["InterpretedFunction", "PASS"]

@@ -132,6 +132,20 @@ def kind_of(value: Any) -> Kind | None:
     return None
 
 
+@cache
+def _compiled(function: Any) -> Any:
+    from triton.runtime.jit import JITFunction
+
+    return JITFunction(function)
+
+
+def as_compiled(value: Any) -> Any:
+    """Take a kernel as a compiler would get it, though Triton was imported for its interpreter; all else as it is."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    return _compiled(value.fn) if isinstance(value, InterpretedFunction) else value
+
+
 def meaning(value: Any, jit: Callable[[Any], Any]) -> tuple[bool, Any]:
     """Find what a global of a kernel means.
 
@@ -149,6 +163,7 @@ def meaning(value: Any, jit: Callable[[Any], Any]) -> tuple[bool, Any]:
     known = meanings.get(id(value))
     if known is not None:
         return True, known
+    value = as_compiled(value)
     if isinstance(value, constexpr):
         return True, value.value
     if value is constexpr:

@@ -109,9 +109,11 @@ def emulate(*, target: str = "gfx950", copies: str = "early", order: str = "forw
     if _running:
         raise RuntimeError("emulation runs already; sessions do not nest")
     from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
     from harness.emulation.launch import Launcher
+    from harness.emulation.names import as_compiled
 
     session = Session(target=target, copies=copies, order=order, keep=keep)
     launcher = Launcher(
@@ -122,7 +124,7 @@ def emulate(*, target: str = "gfx950", copies: str = "early", order: str = "forw
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
         for hook in self.pre_run_hooks:
             hook(*arguments, **named)
-        launcher.run(self, grid, arguments, named)
+        launcher.run(as_compiled(self), grid, arguments, named)
 
     def tune(self: Any, *arguments: Any, **named: Any) -> Any:
         if len(self.configs) != 1:
@@ -130,7 +132,7 @@ def emulate(*, target: str = "gfx950", copies: str = "early", order: str = "forw
         config = self.configs[0]
         return self.fn.run(*arguments, **{**named, **config.all_kwargs()})
 
-    places = [(JITFunction, "run", run), (Autotuner, "run", tune)]
+    places = [(JITFunction, "run", run), (InterpretedFunction, "run", run), (Autotuner, "run", tune)]
     before = [(owner, name, owner.__dict__[name]) for owner, name, _ in places]
     _running.append(session)
     try:
