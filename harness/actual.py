@@ -16,9 +16,7 @@ from torch import Tensor
 
 from harness.backends.protocol import EMPTY_ROWS, Output
 from harness.case import Case
-from references.formats import Format, decode
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+from references.formats import Format, as_integers, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ def _blemish_of_empty_rows(actual: Actual, policy: str) -> Blemish | None:
 
 def _untouched(values: Tensor) -> Tensor:
     """Find elements whose bits are all set."""
-    bits = values.contiguous().view(_INTEGERS[values.element_size()])
+    bits = as_integers(values.contiguous())
     return bits == (0xFF if bits.dtype == torch.uint8 else -1)
 
 

@@ -5,7 +5,8 @@
    and whatever a fused tensor holds beside the query are poison; outputs begin as NaN.
 3. A pool above 64 MiB on the host is mapped lazily: poison then lies on the live pages, their neighbours and page 0 only.
    On a GPU all of it is poison. Either way only those pages are compared afterwards.
-4. ``slots`` is the truth's own map of the pool. A backend reads the tables.
+4. Codes are written and copied as integers: floating-point copies may not keep every NaN.
+5. ``slots`` is the truth's own map of the pool. A backend reads the tables.
 
 Source: the layouts are vLLM's and SGLang's: nope as a bmm leaves it, rope as a slice of the un-absorbed query.
 """
@@ -24,13 +25,12 @@ from harness.case import Case
 from harness.content import FAMILIES, PIECE, Aim, Request
 from harness.memory import GUARD_BYTE, LAZY_BYTES, Arena, NotEnoughMemory, Violation, free_bytes
 from references.decode import Problem
-from references.formats import FORMATS, decode, encode
+from references.formats import FORMATS, as_integers, decode, encode
 
 #: Elements of the un-absorbed query that lie before the rope part in the transposed layout (DeepSeek's nope width).
 UNABSORBED = 128
 #: A NaN code of each format whose NaN is not all bits set.
 _NAN_BYTES = {"e4m3fnuz": 0x80}
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,7 @@ class Inputs:
         if self.case.query_layout == "fused":
             latent, rope = self.case.latent, self.case.rope
             return self.query_nope.as_strided((*self.query_nope.shape[:3], latent + rope), self.query_nope.stride())
-        bits = _INTEGERS[self.query_nope.element_size()]
-        joint = torch.cat([self.query_nope.view(bits), self.query_rope.view(bits)], dim=-1)
+        joint = torch.cat([as_integers(self.query_nope), as_integers(self.query_rope)], dim=-1)
         return joint.view(self.query_nope.dtype)
 
     def problem(self) -> Problem:
@@ -210,11 +209,6 @@ def _give(arena: Arena, name: str, values: NDArray[np.int32] | NDArray[np.float3
     return buffer.copy_(torch.from_numpy(values))
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """View codes as integers: copies and writes of floating-point codes may not keep every NaN."""
-    return tensor.view(_INTEGERS[tensor.element_size()])
-
-
 def _codes(values: NDArray[np.float32], name: str, shift: int = 0) -> Tensor:
     known = FORMATS[name]
     codes = encode(torch.from_numpy(np.ascontiguousarray(values)), known, saturate=True)
@@ -223,14 +217,14 @@ def _codes(values: NDArray[np.float32], name: str, shift: int = 0) -> Tensor:
         codes = encode(shifted, known)
         if not torch.equal(decode(codes, known), shifted):
             raise Inexact(f"2^{shift} cannot move out of these {name} codes")
-    return _bits(codes)
+    return as_integers(codes)
 
 
 def _poison(case: Case, name: str) -> int:
     """Find the integer that poisons one element of a format."""
     known = FORMATS[name]
     if case.poison == "large":
-        return int(_bits(encode(torch.tensor([known.maximum]), known)).item())
+        return int(as_integers(encode(torch.tensor([known.maximum]), known)).item())
     return _NAN_BYTES.get(name, -1 if known.storage.itemsize > 1 else GUARD_BYTE)
 
 
@@ -244,13 +238,13 @@ def _lay_query(case: Case, arena: Arena, codes: Tensor) -> tuple[Tensor, Tensor]
     elif case.query_layout == "transposed":
         nope = arena.allocate("query_nope", rows * latent, known.storage).view(heads, batch, tokens, latent).permute(1, 2, 0, 3)
         whole = arena.allocate("query_rope", rows * (UNABSORBED + rope), known.storage)
-        _bits(whole).fill_(_poison(case, case.query_format))
+        as_integers(whole).fill_(_poison(case, case.query_format))
         pe = whole.view(batch, tokens, heads, UNABSORBED + rope)[..., UNABSORBED:]
     else:
         nope = arena.allocate("query_nope", rows * latent, known.storage).view(batch, tokens, heads, latent)
         pe = arena.allocate("query_rope", rows * rope, known.storage).view(batch, tokens, heads, rope)
-    _bits(nope).copy_(codes[..., :latent])
-    _bits(pe).copy_(codes[..., latent:])
+    as_integers(nope).copy_(codes[..., :latent])
+    as_integers(pe).copy_(codes[..., latent:])
     return nope, pe
 
 
@@ -266,7 +260,7 @@ def _fill_pool(
     row = case.width + case.token_padding
     page = size * row + case.page_padding
     pool = arena.allocate("cache", placement.pages * page, known.storage)
-    bits, poison = _bits(pool), _poison(case, case.cache_format)
+    bits, poison = as_integers(pool), _poison(case, case.cache_format)
     if pool.numel() * pool.element_size() > LAZY_BYTES:
         live = placement.live_pages
         around = np.unique(np.concatenate([[0], live - 1, live, live + 1]))

@@ -76,23 +76,20 @@ def size(case: Case) -> tuple[Any, ...]:
 
 def steps(case: Case) -> Iterator[Case]:
     """List smaller and plainer cases, large steps first."""
-    seen = {case}
-    for changes in _steps(case):
-        try:
-            made = case.replace(**changes)
-        except CaseError:
-            continue
-        if made not in seen:
-            seen.add(made)
-            yield made
+    return _changed(case, _steps(case))
 
 
 def neighbours(case: Case) -> Iterator[Case]:
     """List the cases one step smaller or plainer, one axis at a time; lengths, heads and query tokens first."""
+    return _changed(case, _neighbours(case))
+
+
+def _changed(case: Case, changes: Iterator[dict[str, Any]]) -> Iterator[Case]:
+    """Make the cases that differ in some fields, each once; those that cannot exist are left out."""
     seen = {case}
-    for changes in _neighbours(case):
+    for fields in changes:
         try:
-            made = case.replace(**changes)
+            made = case.replace(**fields)
         except CaseError:
             continue
         if made not in seen:

@@ -19,6 +19,7 @@ from harness.faults.catalogue import FAULTS
 from harness.faults.record import KINDS
 from harness.tokens import LED_BY_ONE
 from references.budget import Budget
+from references.formats import as_integers
 from references.problem import Answer
 
 Tensor = torch.Tensor
@@ -140,5 +141,5 @@ def _ranges(name: str, hits: Sequence[int], count: int) -> str:
 
 def unwritten(values: Tensor) -> Tensor:
     """Find elements whose bits are all set, as outputs begin."""
-    bits = values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()])
+    bits = as_integers(values)
     return bits == (255 if bits.dtype == torch.uint8 else -1)
