@@ -35,6 +35,15 @@ def test_faults_are_found_shrunk_and_named(kills: list[Kill]) -> None:
         assert kill.right and kill.right_kind, kill
 
 
+def test_what_one_check_alone_sees_is_told() -> None:
+    regime = load().named("model-p-fp32")
+    drawn = draw(regime, Planted(name="model:p-fp32", variant=VARIANTS["p-fp32"]), PROFILES["smoke"], 20, 0)
+    hard, scale = hunt(("last-element-truncated", "value-scale-twice"), drawn, regime, walk=False)
+    assert (hard.checks, hard.needs) == (("hard",), "hard")
+    assert scale.found and scale.needs == ""
+    assert "| hard | 2 | 1 | last-element-truncated |" in table([hard, scale])
+
+
 def test_the_table_shows_every_fault_and_sums_up(kills: list[Kill]) -> None:
     text = table([*kills, Kill(name="heads-swapped", found=False, cases=20, seconds=1.0)])
     assert "**not found**" in text and f"{len(FOUND)} of {len(FOUND) + 1} faults found" in text
