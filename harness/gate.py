@@ -33,11 +33,11 @@ from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import load
 from harness.relations import ALL
-from harness.report.failure import look, panel
+from harness.report.failure import failure_fields, look, panel
 from harness.repro import replay_command, save
 from harness.run import Result
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
-from harness.strategies import beyond, cases
+from harness.strategies import beyond, cases, drawable
 from harness.worker import Worker
 
 #: Seconds between two lines of progress.
@@ -216,6 +216,9 @@ class Gate:
             strategy = questions(drawn, profile)
         else:
             strategy = drawn.map(lambda case: Question(case=case, relation=relation))
+        self.ledger.write(
+            "domain", backend=pair.backend.name, regime=pair.regime.name, **drawable(pair.regime, profile, accepts)
+        )
         counts: dict[str, int] = {}
 
         def heard(result: Result, phase: str) -> None:
@@ -254,6 +257,8 @@ class Gate:
         regimes, device = self.plan.regimes, str(self.plan.device)
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)
         looks = look(result, backend, regimes, device=device)
+        told = failure_fields(result, backend, regimes, device=device, finding=finding, looks=looks, notes=notes)
+        self.ledger.write("failure", **told)
         return panel(result, device=device, finding=finding, looks=looks, notes=notes)
 
     def command(self, result: Result) -> str:

@@ -180,9 +180,7 @@ def _lay(memory: Inputs, case: Case, backend: Backend, device: torch.device) -> 
 def _told(verdict: Verdict, what: str) -> Verdict:
     """Say of a verdict that it came of a graph."""
     fault = "variant" if verdict.kind == "FAIL" and verdict.fault != "crash" else verdict.fault
-    return Verdict(
-        kind=verdict.kind, fault=fault, message=f"{what}:\n{verdict.message}", measurements=verdict.measurements
-    )
+    return Verdict(kind=verdict.kind, fault=fault, message=f"{what}:\n{verdict.message}", measurements=verdict.measurements)
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
