@@ -179,21 +179,21 @@ def _run(given: Any) -> int:
 
 
 def _report(given: Any) -> int:
-    from harness.ledger import plain, read_all
-    from harness.report.rows import left_out, rows
+    from harness.ledger import plain
+    from harness.merge import merge
+    from harness.report.rows import left_out
     from harness.report.terminal import notes, table, verdict
 
-    ledgers = read_all(given.ledgers)
-    lines = [line for ledger in ledgers for line in ledger.lines]
-    found = rows(lines)
-    cut = [str(ledger.path) for ledger in ledgers if not ledger.complete]
+    merged = merge(given.ledgers)
+    found = merged.rows
     bad = any(row.reason for row in found)
     if given.json:
-        print_json({"rows": [plain(row) | {"reason": row.reason} for row in found], "cut": cut})
+        rows = [plain(row) | {"reason": row.reason} for row in found]
+        print_json({"rows": rows, "cut": plain(merged.cut), "remarks": merged.remarks})
         return int(bad)
-    print("\n".join([*table(found), *notes(found), *left_out(lines), "", verdict(found)]))
-    for path in cut:
-        print(f"mla-gate: {path} ends before its run did: what it holds is counted")
+    print("\n".join([*table(found), *notes(found), *left_out(merged.lines), "", verdict(found)]))
+    for remark in merged.remarks:
+        print(f"mla-gate: {remark}")
     return int(bad or not found)
 
 

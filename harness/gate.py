@@ -110,6 +110,7 @@ class Gate:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": sys.argv,
             "profile": self.options.profile,
+            "examples": self.profile.examples,
             "seed": self.options.seed,
             "process": self.options.process,
             "environment": environment(self.device),

@@ -8,7 +8,8 @@
 
 Kinds of line: ``planned`` (a regime of a backend that the run means to gate), ``result`` (one case), ``finding`` (one
 fault, shrunk), ``failure`` (what a report shows of a failing case), ``domain`` (the values that a search may draw), ``gated``
-(a search that ended), ``beyond`` (a regime that the run left out), ``end`` (the run's own end).
+(a search that ended), ``beyond`` (a regime that the run left out), ``split`` (which rows of which shard), ``end`` (the run's
+own end).
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def read(path: Path | str) -> Ledger:
 
 
 def read_all(paths: Iterable[Path | str]) -> list[Ledger]:
-    """Read several ledgers; a folder stands for every ``*.jsonl`` in it.
+    """Read several ledgers; a folder stands for every ``*.jsonl`` in it, deeper ones too.
 
     Raises:
         LedgerError: if one cannot be read, or a folder holds none.
@@ -182,7 +183,7 @@ def _files(paths: Iterable[Path | str]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        found = sorted(path.glob("*.jsonl"))
+        found = sorted(path.rglob("*.jsonl"))
         if not found:
             raise LedgerError(f"{path}: no *.jsonl in this folder")
         yield from found
