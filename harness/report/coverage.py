@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.case import CONTENTS, Case
+from harness.case import Case
 from harness.ledger import Line
 
 
@@ -47,6 +47,11 @@ class Crossing:
     #: By row.
     counts: tuple[tuple[int, ...], ...]
 
+    @property
+    def most(self) -> int:
+        """Give the largest count."""
+        return max(map(max, self.counts))
+
 
 def by_twos(value: int) -> str:
     """Name the range of powers of two that a number lies in: 0, 1, 2, 3–4, 5–8, …"""
@@ -72,78 +77,91 @@ def _word(value: Any) -> str:
     return "yes" if value is True else "no" if value is False else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-#: Axes: what they are called, the field, and how its values are told.
-AXES: Sequence[tuple[str, str, Callable[[Iterable[Any]], list[str]]]] = (
-    ("heads", "heads", _twos),
-    ("requests", "batch", _twos),
-    ("tokens of a request", "lengths", _twos),
-    ("query tokens", "query_tokens", _numbers),
-    ("content", "content", _plainly),
-    ("query format", "query_format", _plainly),
-    ("cache format", "cache_format", _plainly),
-    ("tokens a page", "page_size", _numbers),
-    ("placement", "placement", _plainly),
-    ("pool rows", "pool_rows", _numbers),
-    ("block table", "table", _plainly),
-    ("query layout", "query_layout", _plainly),
-    ("amplitude", "amplitude", _numbers),
-    ("cache scale", "cache_scale", _numbers),
-    ("query scale", "query_scale", _numbers),
-    ("latent width", "latent", _numbers),
-    ("lse asked for", "lse", _plainly),
-    ("dead memory", "poison", _plainly),
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A field of a case, and how its values are told."""
+
+    name: str
+    field: str
+    #: Turns values into words, in the axis's order.
+    told: Callable[[Iterable[Any]], list[str]]
+
+    def values(self, case: Case) -> set[Any]:
+        """List the values that a case has: of lengths one for each request."""
+        return set(case.lengths) if self.field == "lengths" else {getattr(case, self.field)}
+
+    def words(self, cases: Iterable[Case], domain: Mapping[str, Sequence[Any]]) -> list[str]:
+        """List what could have been drawn and what was."""
+        had = (value for case in cases for value in self.values(case))
+        return self.told([*dict.fromkeys((*domain.get(self.field, ()), *had))])
 
 
-def reaches(cases: Sequence[Case], domain: Mapping[str, Sequence[Any]] | None) -> tuple[Reach, ...]:
-    """Count what the executed cases had on each axis, against what could have been drawn (None: not known)."""
+AXES: Mapping[str, Axis] = {
+    field: Axis(name=name, field=field, told=told)
+    for name, field, told in (
+        ("heads", "heads", _twos),
+        ("requests", "batch", _twos),
+        ("tokens of a request", "lengths", _twos),
+        ("query tokens", "query_tokens", _numbers),
+        ("content", "content", _plainly),
+        ("query format", "query_format", _plainly),
+        ("cache format", "cache_format", _plainly),
+        ("tokens a page", "page_size", _numbers),
+        ("placement", "placement", _plainly),
+        ("pool rows", "pool_rows", _numbers),
+        ("block table", "table", _plainly),
+        ("query layout", "query_layout", _plainly),
+        ("amplitude", "amplitude", _numbers),
+        ("cache scale", "cache_scale", _numbers),
+        ("query scale", "query_scale", _numbers),
+        ("latent width", "latent", _numbers),
+        ("lse asked for", "lse", _plainly),
+        ("dead memory", "poison", _plainly),
+    )
+}
+#: Axes that are crossed; of a case's requests the longest counts.
+CROSSED = (("heads", "lengths"), ("content", "cache_format"))
+
+
+def reaches(cases: Sequence[Case], domain: Mapping[str, Sequence[Any]]) -> tuple[Reach, ...]:
+    """Count what the executed cases had on each axis, against what could have been drawn (field -> values)."""
     found = []
-    for name, field, told in AXES:
-        possible = (domain or {}).get(field) or ()
+    for field, axis in AXES.items():
         had: Counter[str] = Counter()
-        values: list[Any] = []
         for case in cases:
-            own = set(case.lengths) if field == "lengths" else {getattr(case, field)}
-            values += own
-            had.update(set(told(own)))
-        order = told([*possible, *dict.fromkeys(values)])
-        counts = tuple((value, had[value]) for value in order)
+            had.update(set(axis.told(axis.values(case))))
+        counts = tuple((word, had[word]) for word in axis.words(cases, domain))
         if len(counts) > 1:
-            found.append(Reach(name=name, counts=counts, known=bool(possible)))
+            found.append(Reach(name=axis.name, counts=counts, known=field in domain))
     return tuple(found)
 
 
-def crossings(cases: Sequence[Case]) -> tuple[Crossing, ...]:
-    """Cross heads with the longest request, and content with the cache's format."""
-    if not cases:
-        return ()
-    heads = [by_twos(case.heads) for case in cases]
-    longest = [by_twos(max(case.lengths)) for case in cases]
-    content, formats = [case.content for case in cases], [case.cache_format for case in cases]
-    return (
-        _cross("heads", "longest request", heads, longest, _twos(case.heads for case in cases),
-               _twos(max(case.lengths) for case in cases)),
-        _cross("content", "cache format", content, formats, [name for name in CONTENTS if name in content],
-               list(dict.fromkeys(sorted(formats)))),
-    )  # fmt: skip
+def crossings(cases: Sequence[Case], domain: Mapping[str, Sequence[Any]]) -> tuple[Crossing, ...]:
+    """Count the executed cases on two axes at a time."""
+    return tuple(_cross(cases, AXES[rows], AXES[columns], domain) for rows, columns in CROSSED) if cases else ()
 
 
-def _cross(
-    rows: str, columns: str, first: Sequence[str], second: Sequence[str], row_names: Sequence[str], column_names: Sequence[str]
-) -> Crossing:
-    counts = Counter(zip(first, second, strict=True))
-    table = tuple(tuple(counts[row, column] for column in column_names) for row in row_names)
+def _cross(cases: Sequence[Case], rows: Axis, columns: Axis, domain: Mapping[str, Sequence[Any]]) -> Crossing:
+    def word(axis: Axis, case: Case) -> str:
+        return axis.told([max(axis.values(case))])[0]
+
+    counts = Counter((word(rows, case), word(columns, case)) for case in cases)
+    names = rows.words(cases, domain), columns.words(cases, domain)
     return Crossing(
-        rows=rows, columns=columns, row_names=tuple(row_names), column_names=tuple(column_names), counts=table
-    )  # fmt: skip
+        rows=rows.name,
+        columns="longest request" if columns.field == "lengths" else columns.name,
+        row_names=tuple(names[0]),
+        column_names=tuple(names[1]),
+        counts=tuple(tuple(counts[row, column] for column in names[1]) for row in names[0]),
+    )
 
 
-def domain_of(lines: Iterable[Line]) -> dict[str, list[Any]] | None:
-    """Join the ``domain`` lines of a regime of a backend; None where there is none."""
+def domain_of(lines: Iterable[Line]) -> dict[str, list[Any]]:
+    """Join the ``domain`` lines of a regime of a backend; empty where there is none."""
     joined: dict[str, dict[Any, None]] = {}
     for line in lines:
         if line["kind"] == "domain":
             for field, values in line.items():
                 if field not in ("kind", "backend", "regime"):
                     joined.setdefault(field, {}).update(dict.fromkeys(values))
-    return {field: list(values) for field, values in joined.items()} or None
+    return {field: list(values) for field, values in joined.items()}

@@ -32,7 +32,7 @@ from references.precision import full_precision
 Tensor = torch.Tensor
 
 #: Most cells along an axis.
-MOST = 48
+MOST = 32
 #: Tokens in a line of the token grid where pages hold one token each.
 LINE = 16
 
@@ -46,6 +46,8 @@ class Grid:
     #: The case and what it is to the failure: "smallest" or "first".
     case: str
     role: str
+    #: What is laid out, in words.
+    title: str
     #: What the axes are, and what their places are called.
     rows: str
     columns: str
@@ -101,14 +103,14 @@ def _errors(case: Case, yardstick: Yardstick, ratios: Ratios, wrong: tuple[Tenso
     broken = (~(ratios.worst() <= 1) & yardstick.live).reshape(live.shape)
     return [
         _grid(
-            ("error", str(case), role),
+            ("error", str(case), role, "heads × latent tiles"),
             ("head", "latent tile"),
             (_names(heads), [f"{tile * TILE}–{min((tile + 1) * TILE, latent) - 1}" for tile in range(tiles)]),
             _highest(rho, (0, 1)),
             far.any(0).any(0),
         ),
         _grid(
-            ("error", str(case), role),
+            ("error", str(case), role, "requests × query tokens"),
             ("request", "query token"),
             (_names(batch), _names(tokens)),
             _highest(rows, (2,)),
@@ -137,13 +139,15 @@ def _tokens(
             laid = torch.nn.functional.pad(shares, pad, value=math.nan).reshape(count, width)
             marked = torch.nn.functional.pad(off, pad).reshape(count, width)
             first = [str(line) if case.page_size > 1 else str(line * width) for line in range(count)]
-            axes = (f"page of request {request}" if case.page_size > 1 else f"from token of request {request}", "token in it")
-            return [_grid(("share", str(case), role), axes, (first, _names(width)), laid, marked)]
+            paged = case.page_size > 1
+            title = f"tokens of request {request} × {'its pages' if paged else 'places in order'}"
+            axes = ("page", "token in it") if paged else ("from token", "and on")
+            return [_grid(("share", str(case), role, title), axes, (first, _names(width)), laid, marked)]
     return []
 
 
 def _grid(
-    what: tuple[str, str, str],
+    what: tuple[str, str, str, str],
     axes: tuple[str, str],
     names: tuple[Sequence[str], Sequence[str]],
     values: Tensor,
@@ -157,9 +161,9 @@ def _grid(
         kept.append(tuple(_worst(part, what[0]) for part, _ in parts))
         marks.append(tuple(bool(hit.any()) for _, hit in parts))
     named = [tuple(_span(given[a:b]) for a, b in bins) for bins, given in lines]
-    kind, case, role = what
+    kind, case, role, title = what
     return Grid(
-        what=kind, case=case, role=role, rows=axes[0], columns=axes[1],
+        what=kind, case=case, role=role, title=title, rows=axes[0], columns=axes[1],
         row_names=named[0], column_names=named[1], values=tuple(kept), broken=tuple(marks),
     )  # fmt: skip
 

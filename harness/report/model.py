@@ -140,6 +140,7 @@ def make_report(merged: Merged) -> Report:
 def _part(anchor: str, row: Row, lines: Sequence[Line]) -> Part:
     executed = executed_of(lines)
     cases = [case for line in executed if (case := _case(line["case"])) is not None]
+    domain = domain_of(lines)
     relations: dict[str, int] = {}
     for line in executed:
         name = line["relation"] or "one run"
@@ -149,8 +150,8 @@ def _part(anchor: str, row: Row, lines: Sequence[Line]) -> Part:
         anchor=anchor,
         ratios=ratios(executed),
         untrusted=untrusted(executed),
-        reaches=reaches(cases, domain_of(lines)),
-        crossings=crossings(cases),
+        reaches=reaches(cases, domain),
+        crossings=crossings(cases, domain),
         relations=dict(sorted(relations.items(), key=lambda item: -item[1])),
         nearest=_nearest(executed),
     )

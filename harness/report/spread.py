@@ -42,6 +42,15 @@ class Histogram:
             return len(self.counts) - 1
         return min(max(bisect.bisect_right(self.edges, value) - 1, 0), len(self.counts) - 1)
 
+    @property
+    def ticks(self) -> list[float]:
+        """List the values that an axis names: of ratios 0, a half and the limit, else each power of ten."""
+        if self.limit is not None:
+            return [0.0, self.limit / 2, self.limit]
+        first, last = math.ceil(math.log10(self.edges[0])), math.floor(math.log10(self.edges[-1]))
+        step = -(-(last - first + 1) // 8)
+        return [10.0**power for power in range(first, last + 1, step)]
+
     def place(self, value: float) -> float:
         """Say where between the first and the last edge a value lies, 0 to 1; bins are equally wide."""
         found = self.bin(value)
