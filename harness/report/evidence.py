@@ -189,7 +189,7 @@ def _bin(count: int) -> list[tuple[int, int]]:
 
 
 def _span(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+    return names[0] if len(names) == 1 else f"{names[0]}–{names[-1]}"
 
 
 def _names(count: int) -> list[str]:

@@ -61,7 +61,11 @@ def html(report: Report) -> str:
 
 def _templates() -> jinja2.Environment:
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(_PAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters |= {
         "num": _number, "cell": _cell, "heat": _heat, "bars": _bars, "marks": _marks, "time": duration, "sorted": _sorted,
@@ -84,7 +88,15 @@ def _number(value: Any, digits: int = 3) -> str:
     if value is None:
         return "–"
     found = number(value)
-    return "no number" if math.isnan(found) else "−∞" if found == -math.inf else "∞" if math.isinf(found) else f"{found:.{digits}g}"
+    return (
+        "no number"
+        if math.isnan(found)
+        else "−∞"
+        if found == -math.inf
+        else "∞"
+        if math.isinf(found)
+        else f"{found:.{digits}g}"
+    )
 
 
 def _cell(value: Any) -> str:

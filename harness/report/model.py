@@ -38,6 +38,8 @@ class Failure:
     anchor: str
     backend: str
     regime: str
+    #: Regime of the row of the verdict table that counts it.
+    row: str
     #: Its id, and the facts of it in words.
     case: str
     words: str
@@ -200,6 +202,7 @@ def _failures(anchor: str, row: Row, lines: Sequence[Line]) -> list[Failure]:
                 anchor=f"{anchor}-{place}",
                 backend=line["backend"],
                 regime=line["regime"] or row.regime,
+                row=row.regime,
                 case=line["case"],
                 words=in_words(case) if case else "",
                 phase="finding" if line["kind"] == "finding" else line["phase"],
@@ -208,7 +211,9 @@ def _failures(anchor: str, row: Row, lines: Sequence[Line]) -> list[Failure]:
                 verdict=line["verdict"],
                 fault=line["fault"] or "",
                 message=line["message"],
-                checks=tuple((name, CHECKS.get(name, name), broken[name]) for name in sorted(broken, key=broken.__getitem__)[::-1]),
+                checks=tuple(
+                    (name, CHECKS.get(name, name), broken[name]) for name in sorted(broken, key=broken.__getitem__)[::-1]
+                ),
                 worst_rows=tuple(measured.get("worst_rows") or ()),
                 worst_elements=tuple(measured.get("worst_elements") or ()),
                 rho=rho,
