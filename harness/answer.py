@@ -1,4 +1,4 @@
-"""One question put to one backend: a plain run, a relation between two runs, or a captured graph.
+"""One question put to one backend: a plain run, a relation between two runs, a captured graph, or a case to refuse.
 
 1. Every question ends in a result, whatever it is; what does not apply to a case is UNSUPPORTED, with the reason.
 """
@@ -10,7 +10,8 @@ import torch
 from harness.backends.protocol import Backend
 from harness.case import Case
 from harness.graphs import run_graph
-from harness.regimes import GRAPH, Regimes
+from harness.refusal import refusal
+from harness.regimes import GRAPH, REFUSAL, Regimes
 from harness.relations import run_relation
 from harness.run import Listener, Result, run_case
 
@@ -28,7 +29,8 @@ def answer(
 
     Args:
         case: the problem.
-        relation: a key of relations.ALL, GRAPH for a captured graph, or None for a plain run.
+        relation: a key of relations.ALL, GRAPH for a captured graph, REFUSAL for a case outside the contract, or None for a
+            plain run.
         backend: who is asked.
         regimes: the rules it is judged by.
         device: where it runs.
@@ -38,4 +40,6 @@ def answer(
         return run_case(case, backend, regimes, device=device, on_stage=on_stage)
     if relation == GRAPH:
         return run_graph(case, backend, regimes, device=device, on_stage=on_stage)
+    if relation == REFUSAL:
+        return refusal(case, backend, torch.device(device), on_stage=on_stage)
     return run_relation(case, relation, backend, regimes, device=device, on_stage=on_stage)

@@ -64,7 +64,7 @@ def _expected() -> tuple[type[Exception], ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from harness.regimes import GRAPH, RELATIONS
+    from harness.regimes import GRAPH, REFUSAL, RELATIONS
 
     parser = argparse.ArgumentParser(
         prog="mla-gate",
@@ -103,7 +103,9 @@ def _parser() -> argparse.ArgumentParser:
             continue
         command.add_argument("--backend", metavar="NAME", help="whom to ask (default: the repro's)")
         command.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: the repro's, else a GPU)")
-        command.add_argument("--relation", choices=(*RELATIONS, GRAPH), help="relation between two runs (default: the repro's)")
+        command.add_argument(
+            "--relation", choices=(*RELATIONS, GRAPH, REFUSAL), help="relation between two runs (default: the repro's)"
+        )
         command.add_argument("--regimes-file", type=Path, metavar="FILE", help="judge by this file")
         command.add_argument("--isolation", choices=("worker", "off"), default="worker",
                              help="run in a child process that may be lost, or in this one (default: worker)")  # fmt: skip

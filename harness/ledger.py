@@ -8,8 +8,8 @@
 
 Kinds of line: ``planned`` (a regime of a backend that the run means to gate), ``result`` (one case), ``finding`` (one
 fault, shrunk), ``failure`` (what a report shows of a failing case), ``domain`` (the values that a search may draw), ``gated``
-(a search that ended), ``beyond`` (a regime that the run left out), ``split`` (which rows of which shard), ``end`` (the run's
-own end).
+(a search that ended), ``beyond`` (a regime that the run left out), ``split`` (which rows of which shard), ``against``,
+``baseline`` and ``moved`` (harness/compare.py), ``end`` (the run's own end).
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         "run_seconds": round(result.run_seconds, 6),
         "compiled": result.compiled,
         "what_ran": dict(result.what_ran),
+        "bits": result.bits,
     }
 
 

@@ -44,6 +44,8 @@ RELATIONS: Mapping[str, str] = {
 }
 #: The relation of a question that asks for a captured graph (harness/graphs.py), and what it is.
 GRAPH, ABOUT_GRAPH = "graph", "a captured graph is replayed over other inputs in the same memory"
+#: The relation of a question outside a backend's contract (harness/refusal.py), and what it is.
+REFUSAL, ABOUT_REFUSAL = "refusal", "the backend says that it cannot do the case, and must refuse it"
 
 
 class RegimesError(ValueError):

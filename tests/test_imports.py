@@ -30,7 +30,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.judge", "harness.run",
         "harness.assembly", "harness.compilations", "harness.axes", "harness.tokens",
     ),
-    "telling": ("harness.report", "harness.plugin", "harness.cli", "harness.cli_case", "harness.gate", "harness.merge"),
+    "telling": (
+        "harness.report", "harness.plugin", "harness.plugin_options", "harness.cli", "harness.cli_case", "harness.gate",
+        "harness.merge", "harness.compare",
+    ),
     "cases": ("cases",),
     "finding": ("harness",),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from harness.case import Case
 from harness.explain import explain
 from harness.inputs import make_inputs
 from harness.measure import CHECKS
-from harness.regimes import ABOUT_GRAPH, GRAPH, RELATIONS, Regimes
+from harness.regimes import ABOUT_GRAPH, ABOUT_REFUSAL, GRAPH, REFUSAL, RELATIONS, Regimes
 from harness.report.evidence import Grid, grids
 from harness.repro import replay_command
 from harness.run import Result
@@ -136,7 +136,7 @@ def panel(
     verdict = result.verdict
     head = f"{verdict.kind}{f' {verdict.fault}' if verdict.fault else ''}: {result.backend} × {result.regime or 'no regime'}"
     ran = ", ".join(f"{key} {value}" for key, value in result.what_ran.items())
-    about = {**RELATIONS, GRAPH: ABOUT_GRAPH}
+    about = {**RELATIONS, GRAPH: ABOUT_GRAPH, REFUSAL: ABOUT_REFUSAL}
     related = f"  relation        {result.relation}: {about[result.relation]}" if result.relation else ""
     lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else []), ""]
     lines += [f"  {line}" for line in badly(result)]

@@ -30,6 +30,8 @@ LARGEST = 2 << 20
 ROOM = ((40, 1_000_000), (40, 400_000), (40, 0), (20, 0), (10, 0), (3, 0))
 #: Failures that are at least listed.
 LISTED = 500
+#: Cases of a comparison that are named of each kind, the smallest first.
+NAMED = 8
 #: ρ at which a cell is as hot as it gets: a thousand times what rounding does.
 HOTTEST = 3.0
 #: Height of a histogram's bars, units of its view box, which is 200 wide.
@@ -49,6 +51,7 @@ def html(report: Report) -> str:
             report=report,
             full=full,
             listed=LISTED,
+            named=NAMED,
             scripts=_scripts(report.failures[:full], room),
             style=style,
             script=script,

@@ -37,6 +37,15 @@ def junit(report: Report, merged: Merged) -> str:
     for part in report.parts:
         key = (part.row.backend, part.row.regime)
         _suite(root, part, failures.get(key, ()), pinned.get(key, ()), started)
+    for beside in report.comparisons:
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=f"{beside.backend} × {beside.regime} against {beside.baseline}", timestamp=started, time="0"
+        )
+        test = _test(suite, beside.backend, beside.regime, f"against {beside.baseline}", 0.0)
+        if beside.reason:
+            told = ElementTree.SubElement(test, "failure", type="baseline", message=_text(beside.reason))
+            told.text = _text("\n".join([*beside.failing, beside.cause]))
+        _count(suite)
     left = {(line["backend"], line["regime"]): line["reason"] for line in merged.lines if line["kind"] == "beyond"}
     for (backend, regime), reason in left.items():
         suite = ElementTree.SubElement(root, "testsuite", name=f"{backend} × {regime}", timestamp=started, time="0")

@@ -20,6 +20,8 @@ from harness.report.rows import CONTRACT
 
 #: Characters of the text.
 LONGEST = 60_000
+#: Newly failing cases that are named, the smallest first.
+NAMED = 3
 #: The file that CI shows as a step's summary is named by this variable.
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -71,6 +73,30 @@ def _table(report: Report) -> list[str]:
         worst = f"{row.worst:.3g} {row.metric}" if row.metric else "–"
         cells = [word, _code(row.backend), _code(row.regime), row.executed, row.failures + row.errors, untrusted, worst]
         lines.append("| " + " | ".join(_cell(str(cell)) for cell in (*cells, duration(row.seconds))) + " |")
+    return lines
+
+
+def _beside(report: Report) -> list[str]:
+    if not report.comparisons:
+        return []
+    lines = [
+        "",
+        "### Base against change",
+        "",
+        "| | backend | regime | baseline | compared | fail newly | pass newly | fail on both |",
+    ]
+    lines.append("|---|---|---|---|--:|--:|--:|--:|")
+    for one in report.comparisons:
+        word = f"✘ WORSE: {one.reason}" if one.reason else "✔ no new failure"
+        cells = [word, _code(one.backend), _code(one.regime), _code(one.baseline), one.pairs]
+        cells += [len(one.failing), len(one.passing), len(one.both)]
+        lines.append("| " + " | ".join(_cell(str(cell)) for cell in cells) + " |")
+    lines.append("")
+    for one in report.comparisons:
+        who = f"{_code(one.backend)} × {_code(one.regime)}"
+        lines += [f"- {who} fails newly: {_code(case)}" for case in one.failing[:NAMED]]
+        lines += [f"- {who}: {_escaped(str(test))}" for test in one.moved]
+        lines += [f"- {who}: likely cause: {_escaped(one.cause)}"] if one.cause and (one.failing or one.moved) else []
     return lines
 
 

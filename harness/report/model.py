@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.case import Case, CaseError
+from harness.compare import Comparison, comparisons
 from harness.ledger import Line, number
 from harness.measure import CHECKS
 from harness.merge import Merged
-from harness.regimes import ABOUT_GRAPH, GRAPH, RELATIONS
+from harness.regimes import ABOUT_GRAPH, ABOUT_REFUSAL, GRAPH, REFUSAL, RELATIONS
 from harness.report.coverage import Crossing, Reach, crossings, domain_of, reaches
 from harness.report.rows import CONTRACT, Row, left_out, row_name
 from harness.report.spread import Histogram, ratios, rhos, untrusted
@@ -99,6 +100,8 @@ class Report:
     passed: bool
     parts: tuple[Part, ...]
     failures: tuple[Failure, ...]
+    #: Backends beside their baselines; none where nothing was compared.
+    comparisons: tuple[Comparison, ...]
     #: What a reader must know: what is mixed, missing, cut, not run, left out.
     remarks: tuple[str, ...]
     #: Headers of the ledgers.
@@ -122,15 +125,17 @@ def make_report(merged: Merged) -> Report:
         lines = groups[row.backend, row.regime]
         parts.append(_part(f"row-{index}", row, lines))
         failures += _failures(f"failure-{index}", row, lines)
+    beside = comparisons(merged.lines)
     environment: dict[str, dict[str, None]] = {}
     for ledger in merged.ledgers:
         for key, value in (ledger.header.get("environment") or {}).items():
             environment.setdefault(key, {})[str(value)] = None
     return Report(
         verdict=verdict(found).removeprefix("mla-gate: "),
-        passed=bool(found) and not any(row.reason for row in found),
+        passed=bool(found) and not any(row.reason for row in found) and not any(one.reason for one in beside),
         parts=tuple(parts),
         failures=tuple(failures),
+        comparisons=tuple(beside),
         remarks=(*merged.remarks, *notes(found), *left_out(merged.lines)),
         headers=tuple(ledger.header for ledger in merged.ledgers),
         environment={key: tuple(values) for key, values in environment.items()},
@@ -207,7 +212,7 @@ def _failures(anchor: str, row: Row, lines: Sequence[Line]) -> list[Failure]:
                 words=in_words(case) if case else "",
                 phase="finding" if line["kind"] == "finding" else line["phase"],
                 relation=relation,
-                about={**RELATIONS, GRAPH: ABOUT_GRAPH}.get(relation or "", ""),
+                about={**RELATIONS, GRAPH: ABOUT_GRAPH, REFUSAL: ABOUT_REFUSAL}.get(relation or "", ""),
                 verdict=line["verdict"],
                 fault=line["fault"] or "",
                 message=line["message"],
@@ -230,7 +235,12 @@ def _key(line: Line) -> tuple[Any, ...]:
 
 
 def _failed(line: Line, row: Row) -> bool:
-    """Tell whether a result is a failure of its own; a random one that was shrunk is told by its finding."""
+    """Tell whether a result is a failure of its own; a random one that was shrunk is told by its finding.
+
+    One that is excused, because its baseline shares it, is the comparison's to tell.
+    """
+    if line.get("excused"):
+        return False
     if line["verdict"] == "ERROR":
         return True
     if row.regime == CONTRACT:
