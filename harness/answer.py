@@ -1,4 +1,4 @@
-"""One question put to one backend: a plain run, a relation between two runs, or a captured graph.
+"""One question put to one backend: a plain run, a relation between two runs, a captured graph, or a serving trace.
 
 1. Every question ends in a result, whatever it is; what does not apply to a case is UNSUPPORTED, with the reason.
 """
@@ -13,6 +13,8 @@ from harness.graphs import run_graph
 from harness.regimes import GRAPH, Regimes
 from harness.relations import run_relation
 from harness.run import Listener, Result, run_case
+from harness.serving.run import run_trace
+from harness.serving.trace import Trace
 
 
 def answer(
@@ -23,6 +25,7 @@ def answer(
     *,
     device: torch.device | str = "cpu",
     on_stage: Listener = lambda stage: None,
+    trace: str | None = None,
 ) -> Result:
     """Answer a question.
 
@@ -33,7 +36,10 @@ def answer(
         regimes: the rules it is judged by.
         device: where it runs.
         on_stage: hears "run" before the backend runs and "judge" after.
+        trace: id of the serving trace that is asked; the case and the relation are then its own.
     """
+    if trace is not None:
+        return run_trace(Trace.parse(trace), backend, regimes, device=device, on_stage=on_stage)
     if relation is None:
         return run_case(case, backend, regimes, device=device, on_stage=on_stage)
     if relation == GRAPH:

@@ -44,6 +44,8 @@ RELATIONS: Mapping[str, str] = {
 }
 #: The relation of a question that asks for a captured graph (harness/graphs.py), and what it is.
 GRAPH, ABOUT_GRAPH = "graph", "a captured graph is replayed over other inputs in the same memory"
+#: The relation of a decode to the steps before it in a serving trace (harness/serving), and what it is.
+SERVING, ABOUT_SERVING = "serving", "the last of the decodes that a serving trace makes from one pool of pages"
 
 
 class RegimesError(ValueError):
