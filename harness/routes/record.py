@@ -172,7 +172,9 @@ def find_route(name: str) -> Route:
     routes = read_routes()
     if name not in routes:
         near = get_close_matches(name, routes, n=2)
-        raise UnknownBackend(f"no route is called {name!r}: {'did you mean ' if near else 'there are '}{', '.join(near or routes)}")
+        raise UnknownBackend(
+            f"no route is called {name!r}: {'did you mean ' if near else 'there are '}{', '.join(near or routes)}"
+        )
     return routes[name]
 
 
