@@ -33,11 +33,11 @@ from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import REFUSAL, load
 from harness.relations import ALL
-from harness.report.failure import look, panel
+from harness.report.failure import failure_fields, look, panel
 from harness.repro import replay_command, save
 from harness.run import Result
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
-from harness.strategies import beyond, cases
+from harness.strategies import beyond, cases, drawable
 
 #: Seconds between two lines of progress.
 PROGRESS_SECONDS = 10.0
@@ -204,6 +204,9 @@ class Gate:
             strategy = questions(drawn, profile)
         else:
             strategy = drawn.map(lambda case: Question(case=case, relation=relation))
+        self.ledger.write(
+            "domain", backend=pair.backend.name, regime=pair.regime.name, **drawable(pair.regime, profile, accepts)
+        )
         counts: dict[str, int] = {}
 
         def heard(result: Result, phase: str) -> None:
@@ -252,8 +255,8 @@ class Gate:
         regimes, device = self.plan.regimes, str(self.plan.device)
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)
         looks = look(result, backend, regimes, device=device)
-        named = {"backend": result.backend, "regime": result.regime, "case": str(result.case), "relation": result.relation}
-        self.ledger.write("failure", **named, looks=looks)
+        told = failure_fields(result, backend, regimes, device=device, finding=finding, looks=looks, notes=notes)
+        self.ledger.write("failure", **told)
         return panel(result, device=device, finding=finding, looks=looks, notes=notes)
 
     def command(self, result: Result) -> str:

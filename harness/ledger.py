@@ -7,9 +7,9 @@
 4. A ledger of a newer version is refused; a kind of line that this version does not know is passed over.
 
 Kinds of line: ``planned`` (a regime of a backend that the run means to gate), ``result`` (one case), ``finding`` (one
-fault, shrunk), ``failure`` (what it looks like), ``gated`` (a search that ended), ``beyond`` (a regime that the run left out),
-``split`` (which rows of which shard), ``against``, ``baseline`` and ``moved`` (harness/compare.py), ``end`` (the run's own
-end).
+fault, shrunk), ``failure`` (what a report shows of a failing case), ``domain`` (the values that a search may draw), ``gated``
+(a search that ended), ``beyond`` (a regime that the run left out), ``split`` (which rows of which shard), ``against``,
+``baseline`` and ``moved`` (harness/compare.py), ``end`` (the run's own end).
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         "phase": phase,
         "case": str(result.case),
         "relation": result.relation,
+        **({"trace": result.trace} if result.trace else {}),
         "backend": result.backend,
         "regime": result.regime,
         "verdict": verdict.kind,

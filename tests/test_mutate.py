@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.mutants import OPERATORS, Mutant, mutants
-from harness.mutate import Fate, equivalents, report, run
+from harness.mutate import equivalents, report
 from harness.targets import TARGETS
+from harness.trials import Fate, run
 
 KERNEL = '''"""A kernel."""
 
