@@ -32,15 +32,12 @@ class View:
     weights: Weights
     #: The truth of all requests in fp64, so that a wrong answer that equals it is known to, [B, R, L].
     out: Tensor
+    #: The truth of these requests, fp64 [G, R, L].
+    truth: Tensor
     #: Of each request the tokens at which splits begin, the first (0) left out.
     split_edges: list[list[int]]
     #: Tokens of a tile; 0 if the kernel has none.
     tile: int
-
-    @property
-    def truth(self) -> Tensor:
-        """The truth of these requests, fp64 [G, R, L]."""
-        return self.out[list(self.weights.requests)]
 
     @property
     def by_head(self) -> Tensor:

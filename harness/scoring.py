@@ -71,6 +71,8 @@ def _ask(asked: Mapping[str, Model], actual: Actual, yardstick: Yardstick, reque
     """Ask models of some requests: the state of each that applies to any of them."""
     view, at = _view(actual, yardstick, requests), list(requests)
     wrongs = {name: wrong for name, model in asked.items() if (wrong := model.answer(view)) is not None}
+    if not wrongs:
+        return {}
     truth, limit = view.truth, yardstick.regime.limits.distinct
     error = torch.stack([wrong.out for wrong in wrongs.values()]) - truth
     far = error.norm(dim=-1) > limit * truth.norm(dim=-1)
@@ -109,6 +111,7 @@ def _view(actual: Actual, yardstick: Yardstick, requests: tuple[int, ...]) -> Vi
         case=case,
         weights=yardstick.weights(requests),
         out=yardstick.exact,
+        truth=yardstick.exact[list(requests)],
         split_edges=[arithmetic.splits.edges(case.lengths[request], **launch)[1:-1] for request in requests],
         tile=arithmetic.tile,
     )

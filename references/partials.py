@@ -15,6 +15,7 @@ from torch import Tensor
 
 from references.formats import Format, ulp
 from references.pieces import Layout, Piece
+from references.spread import waves
 from references.terms import UNIFORM
 
 #: Columns of V that stand for all where only a factor of the row is wanted.
@@ -69,9 +70,7 @@ class Partials:
         self.bound.add_(error.sum(1), alpha=0.5)
         self.magnitude += part.abs().sum(1)
         turns, size = (out * scale / spacing)[..., self._columns], error[..., self._columns]
-        turn = torch.polar(torch.ones_like(turns), turns.frac() * (2 * math.pi))
-        turns = torch.stack([turn, turn * turn])
-        self._waves += (size * torch.stack([turns.real, turns.imag], 1)).sum(3).flatten(0, 1)
+        self._waves += (size * torch.cat([waves(turns), waves(2 * turns)])).sum(2)
         self._apart += size.square().sum((1, -1))
         top, leads = mass.max(1, keepdim=True)
         led = leads.expand(-1, -1, -1, out.shape[-1])
@@ -106,12 +105,16 @@ class Partials:
         """
         # The leader's own rounding counts as far as its weight is not one.
         rest = (self.variance - self.leader_variance * (1 - (1 - self.leader_mass).square())).double()
-        turns = ((out - self.leader) / spacing).mul_(2 * math.pi)
-        damping = (rest / spacing.square()).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
-        waves = -damping * turns.cos() + damping.pow(4) * (2 * turns).cos() / 4 - damping.pow(9) * (3 * turns).cos() / 9
-        uniform = UNIFORM * spacing.square()
-        known = uniform + waves.mul_(spacing.square() / math.pi**2)
+        square = spacing.square()
+        # Cosines of the angle, of twice and of three times it; a wave of m times it is damped by the power of m^2.
+        once = ((out - self.leader) / spacing).mul_(2 * math.pi).cos_()
+        twice, thrice = 2 * once.square() - 1, (4 * once.square() - 3) * once
+        damping = (rest / square).clamp_(min=0).mul_(-2 * math.pi**2).exp_()
+        fourth = damping.square().square_()
+        waves = damping * (fourth * fourth * thrice / -9 - once) + fourth * twice / 4
+        uniform = UNIFORM * square
+        known = uniform + waves.mul_(square / math.pi**2)
         # A kernel that scales V after the merge rounds off the grid: less than uniform is not granted to a row, nor to an
         # element less than keeps half a spacing within five standard deviations. Near the grid three terms are no better.
-        floor = spacing.square() * 0.01
+        floor = square * 0.01
         return torch.where(known.sum(-1, keepdim=True) > uniform.sum(-1, keepdim=True), torch.maximum(known, floor), uniform)

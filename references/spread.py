@@ -40,6 +40,8 @@ _HARMONICS = (6 / math.pi**2, 1.5 / math.pi**2, 1 - 7.5 / math.pi**2)
 _PROBES = 32
 #: Parts of a spacing that two outputs may be apart to count as equal: finer than noise moves them when it matters.
 _PARTS = 8
+#: Parts of spacings that are sorted into places of their own, rather than by size: bf16's of one binade.
+_FEW = 2049
 
 
 @lru_cache(maxsize=16)
@@ -57,15 +59,29 @@ def effective_elements(written: Tensor, variance: Tensor, known: Format) -> Tens
         variance: variance of each element's own roundings, fp64 [..., L].
         known: the format they are written in.
     """
-    turns = written / ulp(written, known)
-    ordered, index = (turns * _PARTS).round_().abs_().sort(dim=-1)
-    first = torch.zeros_like(index)
-    first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    groups = torch.zeros_like(variance).scatter_add_(-1, first.cumsum(-1), variance.gather(-1, index))
+    turns = (written / ulp(written, known)).abs_()
+    parts, count = (turns * _PARTS).round_(), (_PARTS << known.significand) + 1
+    if count > _FEW:
+        parts, count = _ranks(parts), variance.shape[-1]
+    groups = variance.new_zeros((*variance.shape[:-1], count)).scatter_add_(-1, parts.long(), variance)
     total = variance.sum(-1)
-    alike = torch.polar(variance, turns.abs().frac() * (2 * math.pi)).sum(-1).abs().square()
+    alike = (variance * waves(turns)).sum(-1).square().sum(0)
     squares = torch.maximum(groups.square().sum(-1), alike)
     return torch.where(squares > 0, total.square() / squares, variance.shape[-1])
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Number the different values of each row, [..., L], from 0 on."""
+    ordered, index = values.sort(dim=-1)
+    rises = torch.zeros_like(index)
+    rises[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    return torch.zeros_like(index).scatter_(-1, index, rises.cumsum(-1))
+
+
+def waves(turns: Tensor) -> Tensor:
+    """Take cosine and sine of turns, [2, ...]."""
+    angle = turns.frac().mul_(2 * math.pi)
+    return torch.stack([angle.cos(), angle.sin()])
 
 
 def effective_number(parts: Tensor) -> Tensor:
@@ -84,7 +100,8 @@ class TokenSharing:
         #: Sums over tokens of their mean squares and of the squares of those, of their parts along the output and of the
         #: squares of those, and of the squares of their parts across it, fp64 [5, G, R].
         self._sums = out.new_zeros((5, *out.shape[:2]))
-        self._phases = torch.zeros(out.shape[:2], dtype=torch.complex128, device=out.device)
+        #: Sums of mean squares by their phases, cosine and sine, fp64 [2, G, R].
+        self._phases = out.new_zeros((2, *out.shape[:2]))
 
     def add(self, values: Tensor, lengths: Tensor, about_zero: Tensor, about_out: Tensor | None, turns: Tensor) -> None:
         """Add tokens.
@@ -103,7 +120,7 @@ class TokenSharing:
             tokens = tokens + about_out * apart
             part = part + about_out * (along - self._norm).square()
         part = torch.minimum(part, tokens)
-        self._phases += torch.polar(tokens, turns.frac() * (2 * math.pi)).sum(-1)
+        self._phases += (tokens * waves(turns)).sum(-1)
         self._sums += torch.stack([tokens, tokens.square(), part, part.square(), (tokens - part).square_()]).sum(-1)
 
     def effective_tokens(self, factor: Tensor, directions: Tensor) -> Tensor:
@@ -116,7 +133,7 @@ class TokenSharing:
         total, total_squares, along, along_squares, across_squares = self._sums
         across = (total - along).square() - across_squares
         pairs = (along.square() - along_squares).clamp(min=0) + across.clamp(min=0) / directions
-        alike = torch.maximum(total_squares, self._phases.abs().square())
+        alike = torch.maximum(total_squares, self._phases.square().sum(0))
         inverse = (alike + NORMAL_EXCESS / EXCESS * pairs) / total.square()
         inverse = torch.where(total > 0, inverse, 1.0) * factor
         return 1 / inverse.clamp(max=NORMAL_EXCESS / EXCESS)

@@ -29,7 +29,8 @@ def view_of(case: Case, *requests: int) -> View:
     everything = weigh(problem, tuple(range(case.batch)))
     out = everything.sum_values(everything.probabilities)
     requests = requests or (0,)
-    return View(case=case, weights=weigh(problem, requests), out=out, split_edges=[[32]] * len(requests), tile=16)
+    edges = [[32]] * len(requests)
+    return View(case=case, weights=weigh(problem, requests), out=out, truth=out[list(requests)], split_edges=edges, tile=16)
 
 
 def answer_of(view: View, change: Callable[[Problem], Problem]) -> Answer:
