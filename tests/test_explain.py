@@ -60,6 +60,16 @@ def test_the_planted_fault_is_named_first(name: str) -> None:
     assert found.candidates[0].residual < found.residual
 
 
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("merge-by-tokens", 2), ("split-edge-dropped", 33), ("causal-from-the-left", 2), ("length-one-too-long", 1)],
+)
+def test_a_smallest_case_is_told_from_others_with_the_same_answer_there(name: str, length: int) -> None:
+    found = explained(name, case=Case(heads=1, lengths=(length,)))
+    alike = [one.names for one in found.candidates if one.within_rounding]
+    assert alike[0] == (name,) and len(alike) > 1, str(found)
+
+
 def test_two_faults_are_named_as_two() -> None:
     found = explained("value-scale-twice", "middle-token-lost")
     assert set(found.candidates[0].names) == {"value-scale-twice", "middle-token-lost"}
