@@ -6,11 +6,15 @@ import pytest
 import torch
 
 from harness.backends.protocol import Output
+from harness.backends.registry import make
 from harness.case import Case
 from harness.explain import Explanation, explain, explain_crash, explain_violations
 from harness.faults.backend import planted
 from harness.faults.variant import BASE, VARIANTS
 from harness.inputs import make_inputs
+from harness.regimes import load
+from harness.report.failure import look
+from harness.run import run_case
 
 ARITHMETIC = VARIANTS[BASE].arithmetic
 CASE = Case(
@@ -114,3 +118,19 @@ def test_a_crash_is_explained_by_what_crashes_too() -> None:
 def test_touched_memory_is_explained_by_what_touches_it_too() -> None:
     assert explain_violations(CASE, ARITHMETIC, [("input-changed", "cache")]) == ("writes-cache",)
     assert explain_violations(CASE, ARITHMETIC, [("guard-touched", "out")]) == ("writes-past-output",)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("value-scale-dropped", CASE),
+        ("writes-cache", CASE),
+        ("writes-past-output", CASE),
+        ("offset-signed-faults", Case(heads=2, lengths=(40, 70), placement="high", pool_rows=3_000_000, page_size=16)),
+    ],
+)
+def test_the_gate_says_what_a_failure_of_any_kind_looks_like(name: str, case: Case) -> None:
+    backend, regimes = make(f"fault:{name}"), load()
+    result = run_case(case, backend, regimes)
+    assert result.verdict.kind == "FAIL"
+    assert any(name in line for line in look(result, backend, regimes, device="cpu"))
