@@ -5,7 +5,7 @@
    more rows let requests be shorter, so that most shapes cost what the smallest costs.
 2. A shape that costs more than LARGEST times the smallest is left to a larger profile; one that costs no more than CHEAP
    times as much stands in the table oftener.
-3. A part of the tokens is left to draw, so that requests differ in length.
+3. A few requests are longer than the shortest, anywhere in the batch.
 
 Source: AITER's bh64: 64 requests or a multiple, 64 or 128 heads, three tiles for each of one, two or four splits.
 """
@@ -13,7 +13,7 @@ Source: AITER's bh64: 64 requests or a multiple, 64 or 128 heads, three tiles fo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,8 +23,9 @@ from harness.profiles import Profile
 
 #: Times the scores of the smallest shape that a shape may have, and up to which it stands in the table OFTEN times.
 LARGEST, CHEAP, OFTEN = 2.1, 1.25, 4
-#: Times the tokens of its shortest requests that a case of a shape may have.
-ROOM = 1.2
+#: How many requests of a case may be longer than the shortest, and how many times as long they may be: a case then has at
+#: most a third more tokens than the smallest of 64 requests.
+LONGER, TIMES = 8, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,19 @@ class Shape:
         """Scores of its smallest case."""
         return self.batch * self.heads * self.query_tokens * self.shortest
 
-    @property
-    def tokens(self) -> int:
-        """Cached tokens that a case of it may have."""
-        return int(ROOM * self.batch * self.shortest)
+    def lengths(self, index: Callable[[int], int], table: Iterable[int]) -> tuple[int, ...]:
+        """Draw the lengths of its requests: the shortest, but for a few that are longer.
 
-    def lengths(self, table: Iterable[int]) -> tuple[int, ...]:
-        """List the lengths of its requests, ascending: the shortest, one more, and those of a table."""
-        return (self.shortest, self.shortest + 1, *(length for length in table if length > self.shortest + 1))
+        Args:
+            index: draws an index below a number.
+            table: lengths that may be drawn, ascending.
+        """
+        longer = [length for length in (self.shortest + 1, *table) if self.shortest < length <= TIMES * self.shortest]
+        drawn = [self.shortest] * self.batch
+        # As many choices as there are longer requests, so that fewer of them is simpler.
+        for _ in range(index(LONGER + 1)):
+            drawn[index(self.batch)] = longer[index(len(longer))]
+        return tuple(drawn)
 
 
 def shapes(

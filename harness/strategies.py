@@ -174,13 +174,13 @@ def cases(
         if outsized:
             shape = outsized[index(len(outsized))]
             fields |= {"heads": shape.heads, "query_tokens": shape.query_tokens}
-            fields["lengths"] = _draw_lengths(index, (shape.batch,), shape.lengths(every_length), shape.tokens)
+            fields["lengths"] = shape.lengths(index, every_length)
         else:
             # Where heads and query tokens are chosen already, the lengths have to fit them.
             scores = profile.scores // (chosen.get("heads", 1) * chosen.get("query_tokens", 1))
             most = min(profile.tokens, max(scores, 1)) if compiled else profile.tokens
             table = known.lengths[: max(bisect_right(known.lengths, most), 1)]
-            fields["lengths"] = _draw_lengths(index, known.batches, table, most)
+            fields["lengths"] = _draw_lengths(index, known, table, most)
             tokens = max(sum(fields["lengths"]), 1)
             fields["heads"] = chosen.get("heads") or upto(known.heads, profile.scores // tokens)
             fields["query_tokens"] = chosen.get("query_tokens") or upto(
@@ -208,10 +208,8 @@ def draw_index(draw: st.DrawFn, place: int, count: int) -> int:
     return draw(st.sampled_from(range(apart, apart + count))) - apart
 
 
-def _draw_lengths(
-    index: Callable[[int], int], batches: tuple[int, ...], table: tuple[int, ...], tokens: int
-) -> tuple[int, ...]:
-    count = batches[index(len(batches))]
+def _draw_lengths(index: Callable[[int], int], known: Domain, table: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    count = known.batches[index(len(known.batches))]
     least, left, lengths = table[0], tokens, []
     for place in range(count):
         # What is left when the requests after this one are as short as may be; of many, each has its share and some more.

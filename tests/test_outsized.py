@@ -93,13 +93,13 @@ def test_drawn_cases_have_many_shapes_and_ragged_lengths(strategy: hypothesis.st
     assert all(accepts(case) for case in drawn)
     assert len({(case.batch, case.heads, case.query_tokens) for case in drawn}) >= 12
     assert {splits(case) for case in drawn} == {1, 2, 4}
-    assert sum(len(set(case.lengths)) > 3 for case in drawn) > 80
+    assert sum(len(set(case.lengths)) > 2 for case in drawn) > 60
     assert any(case.pool_rows > 1_864_135 for case in drawn)
     cost = sorted(case.heads * case.query_tokens * sum(case.lengths) for case in drawn)
     assert cost[len(cost) // 2] < 1.4 * cost[0]
 
 
-def test_a_drawn_case_shrinks_to_a_small_shape(strategy: hypothesis.strategies.SearchStrategy[Case]) -> None:
-    smallest = find(strategy, lambda case: True, settings=settings(database=None, max_examples=50))
-    assert (smallest.batch, smallest.heads, len(set(smallest.lengths))) == (64, 64, 1)
-    assert accepts(smallest) and min(smallest.lengths) <= 785
+def test_a_drawn_case_shrinks_to_the_smallest_shape(strategy: hypothesis.strategies.SearchStrategy[Case]) -> None:
+    smallest = find(strategy, lambda case: case.heads == 128, settings=settings(database=None, max_examples=50))
+    assert (smallest.batch, smallest.heads, smallest.query_tokens) == (64, 128, 1)
+    assert smallest.lengths == (389,) * 64
