@@ -31,8 +31,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.assembly", "harness.compilations", "harness.axes", "harness.tokens",
     ),
     "telling": (
-        "harness.report", "harness.plugin", "harness.plugin_options", "harness.cli", "harness.cli_case", "harness.gate",
-        "harness.merge", "harness.compare",
+        "harness.report", "harness.plugin", "harness.plugin_options", "harness.cli", "harness.cli_case", "harness.cli_ledger",
+        "harness.gate", "harness.merge", "harness.compare",
     ),
     "cases": ("cases",),
     "finding": ("harness",),
