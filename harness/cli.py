@@ -116,6 +116,10 @@ def _parser() -> argparse.ArgumentParser:
 
     report = add("report", _report, "Print the verdict table of ledgers, one cut short included.")
     report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write it as one HTML file")
+    report.add_argument("--markdown", type=Path, metavar="FILE",
+                        help="write it as Markdown, and append it to a CI step's summary where there is one")  # fmt: skip
+    report.add_argument("--junit", type=Path, metavar="FILE", help="write it as JUnit's XML")
     return parser
 
 
@@ -183,18 +187,23 @@ def _run(given: Any) -> int:
 def _report(given: Any) -> int:
     from harness.ledger import plain
     from harness.merge import merge
+    from harness.report.forms import write_forms
     from harness.report.rows import left_out
     from harness.report.terminal import notes, table, verdict
 
     merged = merge(given.ledgers)
     found = merged.rows
+    said = []
+    if given.html or given.markdown or given.junit:
+        files = {"html_file": given.html, "markdown_file": given.markdown, "junit_file": given.junit}
+        said = write_forms(merged, **files, summary=given.markdown is not None)
     bad = any(row.reason for row in found)
     if given.json:
         rows = [plain(row) | {"reason": row.reason} for row in found]
         print_json({"rows": rows, "cut": plain(merged.cut), "remarks": merged.remarks})
         return int(bad)
     print("\n".join([*table(found), *notes(found), *left_out(merged.lines), "", verdict(found)]))
-    for remark in merged.remarks:
+    for remark in (*merged.remarks, *said):
         print(f"mla-gate: {remark}")
     return int(bad or not found)
 
