@@ -116,6 +116,10 @@ def _parser() -> argparse.ArgumentParser:
 
     report = add("report", cli_ledger.report, "Merge ledgers (shards, GPUs, hosts) and print their verdict table.")
     report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them; one cut short counts")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write it as one HTML file")
+    report.add_argument("--markdown", type=Path, metavar="FILE",
+                        help="write it as Markdown, and append it to a CI step's summary where there is one")  # fmt: skip
+    report.add_argument("--junit", type=Path, metavar="FILE", help="write it as JUnit's XML")
     compare = add("compare", cli_ledger.compare, "Compare the ledgers of two runs of the same cases: base against change.")
     compare.add_argument("base", metavar="BASE", help="ledger file or folder of the base")
     compare.add_argument("change", metavar="CHANGE", help="ledger file or folder of the change")
