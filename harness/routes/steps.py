@@ -219,9 +219,7 @@ def _ask_ragged(case: Case, argument: str) -> Case:
 
 def _build_ragged(inputs: Inputs, case: Case, argument: str) -> Inputs:
     ends, rows = ragged_rows(inputs)
-    return replace(
-        inputs, case=case, cache=flat_rows(inputs).unsqueeze(1), block_table=None, kv_indptr=ends, kv_indices=rows
-    )
+    return replace(inputs, case=case, cache=flat_rows(inputs).unsqueeze(1), block_table=None, kv_indptr=ends, kv_indices=rows)
 
 
 STEPS: Mapping[str, Step] = {
