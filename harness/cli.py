@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import cli_case, cli_ledger
+from harness import cli_case, cli_ledger, cli_routes
 from harness.cli_case import CommandError, print_json
 from harness.profiles import DEFAULT, PROFILES
 
@@ -84,6 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     regimes = add("regimes", _regimes, "List the regimes: region, arithmetic, limits, and what they rest on.")
     regimes.add_argument("--backend", metavar="NAME", help="only those of this backend")
     regimes.add_argument("--regimes-file", type=Path, metavar="FILE", help="read this file (default: cases/regimes.toml)")
+
+    cli_routes.add_options(
+        add("routes", cli_routes.routes, "List the routes of engines to kernels, or check some against the kernels' contracts.")
+    )
 
     run = add("run", _run, "Run the gate: what pytest does on the cases, with its options and those of the plugin: "
               "--seed, --device, --examples, --repro-dir, -n 2, -k …; `pytest -p harness.plugin --help` lists them all.",

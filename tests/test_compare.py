@@ -214,7 +214,9 @@ def test_an_answer_outside_the_contract_counts_for_nothing_where_the_baseline_gi
 
 
 def test_a_crash_of_the_baseline_is_the_baseline_s(gate: Gate) -> None:  # noqa: F811
-    done = gate.spawn("right", "--baseline", f"{STUB}dying", "-k", "random and few-heads", "--fail-on", "new", "--examples", "10")
+    done = gate.spawn(
+        "right", "--baseline", f"{STUB}dying", "-k", "random and few-heads", "--fail-on", "new", "--examples", "10"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "  passes newly: " in done.stdout
 
