@@ -78,9 +78,11 @@ def blemish(actual: Actual, empty_rows: str) -> Blemish | None:
     found.append(("non-finite", "output elements are NaN", actual.out.isnan() & live[..., None]))
     if lse is not None:
         found.append(("non-finite", "log-sum-exps are not finite", (~lse.isfinite() & live)[..., None]))
-    for fault, what, wrong in found:
-        if bool(wrong.any()):
+    for (fault, what, wrong), hit in zip(found, torch.stack([wrong.any() for _, _, wrong in found]).tolist(), strict=True):
+        if hit:
             return Blemish(fault=fault, message=_count(wrong, actual.case.heads, what))
+    if all(length >= actual.case.query_tokens for length in actual.case.lengths):
+        return None
     return None if empty_rows == "undefined" else _blemish_of_empty_rows(actual, empty_rows)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import cli_case, cli_ledger
+from harness import cli_case, cli_ledger, cli_routes
 from harness.cli_case import CommandError, print_json
 from harness.profiles import DEFAULT, PROFILES
 
@@ -85,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     regimes.add_argument("--backend", metavar="NAME", help="only those of this backend")
     regimes.add_argument("--regimes-file", type=Path, metavar="FILE", help="read this file (default: cases/regimes.toml)")
 
+    cli_routes.add_options(
+        add("routes", cli_routes.routes, "List the routes of engines to kernels, or check some against the kernels' contracts.")
+    )
+
     run = add("run", _run, "Run the gate: what pytest does on the cases, with its options and those of the plugin: "
               "--seed, --device, --examples, --repro-dir, -n 2, -k …; `pytest -p harness.plugin --help` lists them all.",
               as_json=False)  # fmt: skip
@@ -116,6 +120,10 @@ def _parser() -> argparse.ArgumentParser:
 
     report = add("report", cli_ledger.report, "Merge ledgers (shards, GPUs, hosts) and print their verdict table.")
     report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them; one cut short counts")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write it as one HTML file")
+    report.add_argument("--markdown", type=Path, metavar="FILE",
+                        help="write it as Markdown, and append it to a CI step's summary where there is one")  # fmt: skip
+    report.add_argument("--junit", type=Path, metavar="FILE", help="write it as JUnit's XML")
     compare = add("compare", cli_ledger.compare, "Compare the ledgers of two runs of the same cases: base against change.")
     compare.add_argument("base", metavar="BASE", help="ledger file or folder of the base")
     compare.add_argument("change", metavar="CHANGE", help="ledger file or folder of the change")

@@ -17,11 +17,16 @@ def report(given: Any) -> int:
     from harness.ledger import plain
     from harness.merge import merge
     from harness.report.comparison import section
+    from harness.report.forms import write_forms
     from harness.report.rows import left_out
     from harness.report.terminal import notes, table, verdict
 
     merged = merge(given.ledgers)
     found, beside = merged.rows, comparisons(merged.lines)
+    said = []
+    if given.html or given.markdown or given.junit:
+        files = {"html_file": given.html, "markdown_file": given.markdown, "junit_file": given.junit}
+        said = write_forms(merged, **files, summary=given.markdown is not None)
     bad = any(row.reason for row in found) or any(one.reason for one in beside)
     if given.json:
         rows = [plain(row) | {"reason": row.reason} for row in found]
@@ -29,7 +34,7 @@ def report(given: Any) -> int:
         print_json({"rows": rows, "compared": compared, "cut": plain(merged.cut), "remarks": merged.remarks})
         return int(bad)
     print("\n".join([*table(found), *notes(found), *left_out(merged.lines), *section(beside), "", verdict(found)]))
-    for remark in merged.remarks:
+    for remark in (*merged.remarks, *said):
         print(f"mla-gate: {remark}")
     return int(bad or not found)
 

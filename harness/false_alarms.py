@@ -27,12 +27,12 @@ from pathlib import Path
 
 import torch
 
+from harness.calibrate import LINES
 from harness.faults.backend import Planted
 from harness.faults.variant import VARIANTS
 from harness.hunt import draw
 from harness.inputs import make_inputs
 from harness.judge import judge
-from harness.measure import CHECKS
 from harness.memory import NotEnoughMemory
 from harness.profiles import PROFILES
 from harness.regimes import load
@@ -46,18 +46,20 @@ class Tally:
     """What became of the cases of one variant."""
 
     variant: str
-    #: Ids of the cases that were executed.
-    cases: set[str] = field(default_factory=set)
+    #: Id of a case that was executed -> what was measured of it, by the lines of ``harness.calibrate``.
+    cases: dict[str, dict[str, float]] = field(default_factory=dict)
     #: Id of a case that was a FAIL or an ERROR -> what was said.
     alarms: dict[str, str] = field(default_factory=dict)
-    #: Check -> largest ratio to its limit.
-    worst: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: Tally) -> None:
         """Take in what another run found of the same variant."""
         self.cases |= other.cases
         self.alarms |= other.alarms
-        self.worst = {name: max(self.worst.get(name, 0.0), other.worst.get(name, 0.0)) for name in self.worst | other.worst}
+
+    def quantiles(self, line: str) -> str:
+        """Write the median, the 99 % quantile and the largest of what was measured of the cases."""
+        values = sorted(found[line] for found in self.cases.values() if found) or [0.0]
+        return ", ".join(f"{values[min(len(values) - 1, int(share * len(values)))]:.3g}" for share in (0.5, 0.99, 1.0))
 
 
 def upper_limit(alarms: int, cases: int, confidence: float = CONFIDENCE) -> float:
@@ -92,11 +94,10 @@ def tally(variant: str, *, count: int, profile: str, seed: int) -> Tally:
         except NotEnoughMemory:
             continue
         verdict = judge(inputs, backend.run(inputs), regime, models=False)
-        found.cases.add(str(case))
+        measured = verdict.measurements
+        found.cases[str(case)] = {name: take(measured) for name, take in LINES.items()} if measured.rows else {}
         if verdict.kind != "PASS":
             found.alarms[str(case)] = f"{verdict.kind}: {verdict.message}"
-        for name, ratio in verdict.measurements.ratios.items():
-            found.worst[name] = max(found.worst.get(name, 0.0), ratio)
     print(
         f"false alarms: {variant}: {len(found.alarms)} in {len(found.cases)} cases, {time.perf_counter() - began:.0f} s",
         file=sys.stderr,
@@ -106,16 +107,17 @@ def tally(variant: str, *, count: int, profile: str, seed: int) -> Tally:
 
 
 def table(tallies: Iterable[Tally]) -> str:
-    """Print the alarms and worst ratios of each variant, and the limit of the rate of all."""
+    """Print the alarms and measurements of each variant, and the limit of the rate of all."""
     tallies = list(tallies)
-    lines = ["| variant | cases | alarms | " + " | ".join(CHECKS) + " |", "|---" * (3 + len(CHECKS)) + "|"]
+    lines = ["| variant | cases | alarms | " + " | ".join(LINES) + " |", "|---" * (3 + len(LINES)) + "|"]
     for one in tallies:
-        ratios = " | ".join(f"{one.worst.get(check, 0.0):.2f}" for check in CHECKS)
-        lines.append(f"| {one.variant} | {len(one.cases)} | {len(one.alarms)} | {ratios} |")
+        lines.append(
+            f"| {one.variant} | {len(one.cases)} | {len(one.alarms)} | " + " | ".join(map(one.quantiles, LINES)) + " |"
+        )
     alarms, cases = sum(len(one.alarms) for one in tallies), sum(len(one.cases) for one in tallies)
     limit = upper_limit(alarms, cases)
     lines += ["", f"{alarms} false alarms in {cases} cases; upper limit of the rate at {CONFIDENCE:.0%}: {limit:.2e}"]
-    lines.append("columns are the largest ratio to the limit of each check")
+    lines.append("columns are median, 99 % quantile and largest of a case")
     for one in tallies:
         lines += [f"{one.variant}: {case}\n    {said}" for case, said in one.alarms.items()]
     return "\n".join(lines)
@@ -124,7 +126,7 @@ def table(tallies: Iterable[Tally]) -> str:
 def keep(folder: Path, name: str, tallies: Iterable[Tally]) -> None:
     """Write what a run found."""
     folder.mkdir(parents=True, exist_ok=True)
-    records = [asdict(one) | {"cases": sorted(one.cases)} for one in tallies]
+    records = [asdict(one) for one in tallies]
     (folder / f"{name}.json").write_text(json.dumps(records, indent=0) + "\n", encoding="utf-8")
 
 
@@ -133,7 +135,7 @@ def added(folder: Path) -> list[Tally]:
     total = {name: Tally(variant=name) for name in VARIANTS}
     for path in sorted(folder.glob("*.json")):
         for record in json.loads(path.read_text(encoding="utf-8")):
-            total[record["variant"]].add(Tally(**record | {"cases": set(record["cases"])}))
+            total[record["variant"]].add(Tally(**record))
     return [one for one in total.values() if one.cases]
 
 

@@ -107,11 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     target = TARGETS[options.backend]
     source = target.path().read_text(encoding="utf-8")
-    chosen = [one for one in mutants(source) if one.operator in options.operator]
+    every = mutants(source)
+    chosen = [one for one in every if one.operator in options.operator]
     if options.kernel:
         chosen = [one for one in chosen if one.kernel in options.kernel]
     known = equivalents(options.backend)
-    stale = set(known) - {one.key for one in mutants(source)}
+    stale = set(known) - {one.key for one in every}
     if stale:
         parser.error(f"{EQUIVALENT.name} records mutants that the kernel no longer has: {sorted(stale)}")
     if options.sample and options.sample < len(chosen):

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import sys
@@ -24,7 +25,7 @@ from harness.profiles import PROFILES
 
 if TYPE_CHECKING:
     from harness.gate import Gate
-    from harness.ledger import Line
+    from harness.ledger import Ledger, Line
 
 _GATE = pytest.StashKey["Gate"]()
 _RUN = pytest.StashKey[dict[str, Any]]()
@@ -201,6 +202,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(
         f"profile {config.getoption('--profile')}, --seed {shared['seed']}, ledger {_relative(_folder(config), config)}"
     )
+    for line in _reports(config):
+        terminalreporter.write_line(line)
+
+
+def _reports(config: pytest.Config) -> list[str]:
+    """Write the report's forms that were asked for, and a CI step's summary; say what was written and what could not be."""
+    path = config.getoption("--report-html")
+    if not path and not os.environ.get("GITHUB_STEP_SUMMARY"):
+        return []
+    from harness.merge import merge_ledgers
+    from harness.report.forms import write_forms
+
+    try:
+        merged = merge_ledgers(_ledgers(config))
+        lost = tuple(_lost(config))
+        return write_forms(dataclasses.replace(merged, lines=(*merged.lines, *lost)), html_file=Path(path) if path else None)
+    except Exception as error:  # the verdict is printed by now, and stays
+        return [f"mla-gate: no report: {type(error).__name__}: {error}"]
 
 
 def _about(gate: Gate) -> list[str]:
@@ -229,15 +248,23 @@ def _bad(lines: list[Line]) -> bool:
 
 
 def _lines(config: pytest.Config) -> list[Line]:
+    return [*(line for ledger in _ledgers(config) for line in ledger.lines), *_lost(config)]
+
+
+def _ledgers(config: pytest.Config) -> list[Ledger]:
     from harness.ledger import LedgerError, read
 
-    lines: list[Line] = []
+    ledgers = []
     for path in sorted(_folder(config).glob("*.jsonl")):
         with contextlib.suppress(LedgerError):  # a full disk may not have taken even its header
-            lines += read(path).lines
-    if _GATE in config.stash and config.stash[_GATE].opened:
-        lines += config.stash[_GATE].ledger.lost
-    return [line for line in (*lines, *config.stash.get(_LOST, [])) if "kind" in line]
+            ledgers.append(read(path))
+    return ledgers
+
+
+def _lost(config: pytest.Config) -> list[Line]:
+    """List the lines that the disk did not take."""
+    own = config.stash[_GATE].ledger.lost if _GATE in config.stash and config.stash[_GATE].opened else []
+    return [line for line in (*own, *config.stash.get(_LOST, [])) if "kind" in line]
 
 
 def _relative(path: Path, config: pytest.Config) -> str:

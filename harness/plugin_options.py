@@ -34,6 +34,8 @@ def add_options(parser: pytest.Parser) -> None:
                     help="seed of the searches (default: 0; a new one each time where the profile explores)")  # fmt: skip
     group.addoption("--repro-dir", metavar="DIR", help="where repros of failures go (default: repros)")
     group.addoption("--ledger-dir", metavar="DIR", help="folder of this run's ledgers (default: a new one in .mla-gate/runs)")
+    # Not --html, which pytest-html has.
+    group.addoption("--report-html", metavar="FILE", help="write the run's report as one HTML file")
     group.addoption("--regimes-file", metavar="FILE", help="judge by this file (default: cases/regimes.toml)")
     group.addoption("--isolation", choices=("worker", "off"), default="worker",
                     help="run cases in a child process that may be lost, or in this one (default: worker)")  # fmt: skip

@@ -17,14 +17,14 @@ WRONG = {
     "fault:heads-past-64-unwritten@splits": "v1:H=72:S=2:N=70+33:T=16:content=slots:end",
     "fault:writes-past-output@splits": "v1:H=4:S=1:N=20:end",
 }
-RIGHT = "model:splits"
+RIGHT = "torch-sdpa"
 
 
 def run(folder: Path) -> Path:
     """Run it and return its folder of ledgers."""
     options = Options(
         backends=(*WRONG, RIGHT),
-        examples=40,
+        examples=30,
         device="cpu",
         run_dir=folder / "ledgers",
         repro_dir=folder / "repros",

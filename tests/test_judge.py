@@ -291,13 +291,22 @@ def test_a_plain_case_would_have_seen_every_sensitivity() -> None:
     assert "split-edge-dropped" in verdict.measurements.sensitivities
 
 
+def test_what_the_longest_request_does_not_see_is_asked_of_the_others_that_it_applies_to() -> None:
+    # A needle hides every other token; the second request has no page edge.
+    unseen = CASE.replace(lengths=(150, 9), content="needle", amplitude=10.0, seed=4)
+    verdict = judge(*answered(unseen), REGIME)
+    assert verdict.measurements.sensitivities["page-edge-dropped"] is False
+    seen = judge(*answered(unseen.replace(lengths=(150, 17))), REGIME)
+    assert seen.measurements.sensitivities["page-edge-dropped"] is True
+
+
 def test_rows_are_measured_one_request_or_all_alike() -> None:
     inputs, output = answered(CASE)
     yardstick = measure_truth(inputs.problem(), oracle(inputs.problem()), REGIME)
     error = output.out.double().reshape(yardstick.out.shape) - yardstick.out
-    both, second = measure(yardstick, error, None), measure(yardstick, error[1], None, 1)
-    assert torch.equal(both.z[1], second.z)
-    assert torch.equal(both.worst()[1], second.worst())
+    both, second = measure(yardstick, error, None), measure(yardstick, error[1:], None, [1])
+    assert torch.equal(both.z[1:], second.z)
+    assert torch.equal(both.worst()[1:], second.worst())
 
 
 @pytest.mark.parametrize(("kind", "fault"), [("FAIL", None), ("PASS", "mismatch"), ("FAIL", "odd"), ("GOOD", None)])

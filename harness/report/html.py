@@ -81,7 +81,7 @@ def _scripts(failures: Iterable[Failure], room: int) -> dict[str, str]:
     """Choose the scripts that are shown, the first failures' first."""
     chosen = {}
     for one in failures:
-        script = str(one.shown.get("script") or "")
+        script = str(one.shown["script"])
         room -= len(script)
         chosen[one.anchor] = script if room >= 0 else ""
     return chosen

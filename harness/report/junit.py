@@ -2,7 +2,8 @@
 
 1. A suite is a row of the verdict table. Its first test is the row itself, under a name that stays from run to run; each
    failure is a test of its own, and each pinned case is one, by its id.
-2. What fails in the table fails here: a row without cases, an unfinished one, one that never saw a sensitivity.
+2. What fails in the table fails here, once: by its failures, or else by the row itself, which executed nothing, did not
+   finish, or never saw a sensitivity.
 3. An untrusted pinned case and a regime that was left out are skipped tests, with the reason: never green.
 
 Source: the schema that Jenkins and GitLab read: testsuites, testsuite, testcase, failure, error, skipped.
@@ -38,9 +39,7 @@ def junit(report: Report, merged: Merged) -> str:
         key = (part.row.backend, part.row.regime)
         _suite(root, part, failures.get(key, ()), pinned.get(key, ()), started)
     for beside in report.comparisons:
-        suite = ElementTree.SubElement(
-            root, "testsuite", name=f"{beside.backend} × {beside.regime} against {beside.baseline}", timestamp=started, time="0"
-        )
+        suite = _new_suite(root, f"{beside.backend} × {beside.regime} against {beside.baseline}", started)
         test = _test(suite, beside.backend, beside.regime, f"against {beside.baseline}", 0.0)
         if beside.reason:
             told = ElementTree.SubElement(test, "failure", type="baseline", message=_text(beside.reason))
@@ -48,7 +47,7 @@ def junit(report: Report, merged: Merged) -> str:
         _count(suite)
     left = {(line["backend"], line["regime"]): line["reason"] for line in merged.lines if line["kind"] == "beyond"}
     for (backend, regime), reason in left.items():
-        suite = ElementTree.SubElement(root, "testsuite", name=f"{backend} × {regime}", timestamp=started, time="0")
+        suite = _new_suite(root, f"{backend} × {regime}", started)
         _skip(_test(suite, backend, regime, "row", 0.0), str(reason))
         _count(suite)
     for name in ("tests", "failures", "errors", "skipped"):
@@ -60,9 +59,7 @@ def junit(report: Report, merged: Merged) -> str:
 
 def _suite(root: ElementTree.Element, part: Part, failures: Iterable[Failure], pinned: Iterable[Line], started: str) -> None:
     row = part.row
-    suite = ElementTree.SubElement(
-        root, "testsuite", name=f"{row.backend} × {row.regime}", timestamp=started, time=f"{row.seconds:.3f}"
-    )
+    suite = _new_suite(root, f"{row.backend} × {row.regime}", started, row.seconds)
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in (
         ("executed", row.executed), ("untrusted", row.untrusted), ("not run", row.unrun), ("worst ratio", f"{row.worst:.6g}"),
@@ -72,7 +69,7 @@ def _suite(root: ElementTree.Element, part: Part, failures: Iterable[Failure], p
     failed = {(one.case, one.relation) for one in failures}
     own = [line for line in pinned if (line["case"], line["relation"]) not in failed]
     whole = _test(suite, row.backend, row.regime, "row", row.seconds - sum(line["seconds"] for line in own))
-    if row.reason:
+    if row.reason and not failed:
         told = ElementTree.SubElement(whole, "failure", type="row", message=_text(row.reason))
         told.text = _text(f"{row.executed} cases executed; {row.reason}")
     for one in failures:
@@ -91,16 +88,20 @@ def _suite(root: ElementTree.Element, part: Part, failures: Iterable[Failure], p
     _count(suite)
 
 
+def _new_suite(root: ElementTree.Element, name: str, started: str, seconds: float = 0.0) -> ElementTree.Element:
+    return ElementTree.SubElement(root, "testsuite", name=_text(name), timestamp=started, time=f"{seconds:.3f}")
+
+
 def _named(one: Failure) -> str:
     relation = f" {one.relation}" if one.relation else ""
     return f"{one.phase} {one.fault or 'error'}{relation} {one.case}"
 
 
 def _told(one: Failure) -> str:
-    lines = [one.words, "", one.message, *one.shown.get("looks", ())]
-    if one.shown.get("neighbour"):
+    lines = [one.words, "", one.message, *one.shown["looks"]]
+    if one.shown["neighbour"]:
         lines.append(f"passes with {one.shown['difference']}: {one.shown['neighbour']}")
-    return "\n".join([*lines, *one.shown.get("notes", ()), str(one.shown.get("command", ""))])
+    return "\n".join([*lines, *one.shown["notes"], str(one.shown["command"])])
 
 
 def _test(suite: ElementTree.Element, backend: str, regime: str, name: str, seconds: float) -> ElementTree.Element:

@@ -31,6 +31,7 @@ def markdown(report: Report) -> str:
     head = [f"## {'✔' if report.passed else '✘'} mla-gate: {'PASS' if report.passed else 'FAIL'}", ""]
     head += [f"{report.executed} cases executed, {duration(report.seconds)} of cases.", "", *_table(report), ""]
     head += [f"- {_escaped(remark)}" for remark in report.remarks]
+    head += _beside(report)
     tail = [
         "",
         *_folded("What it ran on", [f"- {key}: {_escaped('; '.join(found))}" for key, found in report.environment.items()]),
@@ -108,10 +109,10 @@ def _failure(failure: Failure) -> list[str]:
     lines += [f"- {name}: **{ratio:.3g}** of its limit; {meaning}" for name, meaning, ratio in failure.checks]
     if not failure.checks:
         lines += _block(_clipped(failure.message, 2000))
-    lines += [f"- {_escaped(look.strip())}" for look in failure.shown.get("looks", ())]
-    if failure.shown.get("neighbour"):
+    lines += [f"- {_escaped(look.strip())}" for look in failure.shown["looks"]]
+    if failure.shown["neighbour"]:
         lines += [f"- passes with {_escaped(failure.shown['difference'])}: {_code(failure.shown['neighbour'])}"]
-    if failure.shown.get("command"):
+    if failure.shown["command"]:
         lines += ["", *_block(failure.shown["command"], "sh")]
     if failure.checks:
         lines += _folded("the worst rows and elements", _block(_clipped(failure.message, 4000)))

@@ -11,7 +11,7 @@ Source: the kinds of line are those of ``harness.ledger``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from harness.case import Case, CaseError
@@ -29,6 +29,11 @@ from harness.search import EXECUTED
 
 #: Passes nearest to a limit that are listed of a regime.
 NEAREST = 8
+#: What is shown of a failure that no ``failure`` line speaks of.
+NOTHING: Mapping[str, Any] = {
+    "command": "", "looks": (), "notes": (), "grids": (), "first": None, "neighbour": None, "difference": "", "others": (),
+    "complete": True, "script": "",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +68,8 @@ class Failure:
     rho_limit: float | None
     #: ρ of all cases of the regime.
     spread: Histogram | None
-    #: What a report shows beyond the verdict: the ledger's ``failure`` line; empty where there is none.
-    shown: Line = field(default_factory=dict)
+    #: What a report shows beyond the verdict: the ledger's ``failure`` line, or NOTHING where there is none.
+    shown: Line
 
     @property
     def kind(self) -> str:
@@ -196,7 +201,6 @@ def _failures(anchor: str, row: Row, lines: Sequence[Line]) -> list[Failure]:
     executed = executed_of(lines)
     made = []
     for place, (key, line) in enumerate(failing.items()):
-        evidence = shown.get(key, {})
         rho, limit = _rho(line)
         relation = line.get("relation")
         case = _case(line["case"])
@@ -224,7 +228,7 @@ def _failures(anchor: str, row: Row, lines: Sequence[Line]) -> list[Failure]:
                 rho=rho,
                 rho_limit=limit,
                 spread=rhos(executed, *(mark for mark in (rho, limit) if mark is not None)) if rho is not None else None,
-                shown=evidence,
+                shown={**NOTHING, **shown.get(key, {})},
             )
         )
     return made

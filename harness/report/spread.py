@@ -74,8 +74,9 @@ def _histogram(name: str, values: Sequence[float], edges: Sequence[float], limit
     return Histogram(name=name, edges=made.edges, counts=tuple(counts), limit=limit, least=made.least, largest=made.largest)
 
 
-def _order(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+def _order(value: float) -> tuple[bool, float]:
+    """Order numbers with what is none last: it is worse than any."""
+    return (math.isnan(value), value)
 
 
 def ratios(executed: Iterable[Line]) -> tuple[Histogram, ...]:

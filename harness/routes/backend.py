@@ -155,13 +155,11 @@ def make(name: str, label: str | None = None) -> Routed:
             raise UnknownBackend(f"{name}: a setting is KEY=VALUE, not {pair!r}")
         settings[key] = value
     version = f"@{label}" if label else ""
-    rules = [found for rule in route.rules for found in (rule, rule.fallback) if found]
-    wanted = dict.fromkeys(rule.kernel for rule in rules)
     if plus:
         computing = registry.make(f"{stand_in}{version}")
-        return Routed(name=f"{name}{version}", route=route, kernels=dict.fromkeys(wanted, computing), settings=settings)
+        return Routed(name=f"{name}{version}", route=route, kernels=dict.fromkeys(route.kernels, computing), settings=settings)
     kernels: dict[str, Backend | NotInstalled] = {}
-    for kernel in wanted:
+    for kernel in route.kernels:
         try:
             kernels[kernel] = registry.make(f"{kernel}{version}")
         except NotInstalled as reason:

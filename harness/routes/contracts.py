@@ -163,14 +163,14 @@ class Contracts:
         reason = (self.gluon or GLUON_RELEASES[self.release]).why_not(case)
         return "refusal" if reason is not None and reason.startswith("takes ") else "assertion", reason
 
-    def reported(self, kernel: str, case: Case) -> Problem | None:
-        """Say what is reported of a call that the contract allows, or None."""
+    def reported(self, kernel: str, case: Case, pool: int) -> Problem | None:
+        """Say what is reported of a call that the contract allows, with a pool of so many bytes, or None."""
         for report in REPORTS:
             if (
                 report.kernel == kernel
                 and case in report.where
                 and (not report.releases or self.release in report.releases)
-                and (not report.above_bytes or pool_bytes(case) > report.above_bytes)
+                and (not report.above_bytes or pool > report.above_bytes)
             ):
                 return Problem(outcome=report.outcome, kernel=kernel, reason=report.why)
         return None

@@ -111,6 +111,12 @@ class Route:
     #: The rules, first match first.
     rules: tuple[Rule, ...]
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels that it may lead to."""
+        rules = (found for rule in self.rules for found in (rule, rule.fallback) if found)
+        return tuple(dict.fromkeys(rule.kernel for rule in rules))
+
     def why_not(self, case: Case) -> str | None:
         """Say why the engine refuses a case when it starts, or None."""
         reason = self.serves.why_outside(case)
@@ -136,6 +142,7 @@ class Route:
         return {name: given.get(name, values[0]) for name, values in self.settings.items()}
 
 
+@functools.lru_cache(maxsize=64)
 def walk(case: Case, steps: tuple[Call, ...]) -> Case:
     """Follow what the steps make of a case, without tensors."""
     for call in steps:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.case import Case
-from harness.routes.contracts import Contracts, Problem
+from harness.routes.contracts import Contracts, Problem, pool_bytes
 from harness.routes.record import Call, Route, Rule, walk
 
 #: The step whose absence is asked about: what a kernel would say to the query as the model made it.
@@ -51,9 +51,20 @@ class Way:
         return next((found.problem for found in self.found if not found.problem.runs and not found.behind), None)
 
 
-def find_way(route: Route, case: Case, contracts: Contracts, settings: Mapping[str, str]) -> Way | None:
-    """Find the way of a case; None where the engine has none for it."""
-    case = case.replace(lse=False)  # no engine asks for it here
+def find_way(
+    route: Route, case: Case, contracts: Contracts, settings: Mapping[str, str], *, pool: int | None = None
+) -> Way | None:
+    """Find the way of a case; None where the engine has none for it.
+
+    Args:
+        route: whose.
+        case: as the engine sees it.
+        contracts: what the kernels take.
+        settings: the engine's.
+        pool: bytes of its pool; None for the case's own.
+    """
+    if case.lse:
+        case = case.replace(lse=False)  # no engine asks for it here
     rule = route.rule(case, contracts.arch, settings)
     if rule is None:
         return None
@@ -73,7 +84,7 @@ def find_way(route: Route, case: Case, contracts: Contracts, settings: Mapping[s
         if next_one is not None and next_one != problem:
             found.append(Found(problem=next_one, behind=True))
     else:
-        reported = contracts.reported(kernel, asked)
+        reported = contracts.reported(kernel, asked, pool_bytes(case) if pool is None else pool)
         found += [Found(problem=reported)] if reported else []
         if any(step.name == _QUANTISE for step in steps):
             text = f"the {case.query_format} query is rounded to e4m3fn on the way"
