@@ -237,7 +237,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Lint with ruff.
+    """Lint with ruff, and hold the tree to its format; `--fix` mends both.
 
     nox -s lint
     nox -s lint -- --fix
@@ -245,6 +245,7 @@ def lint(session: nox.Session) -> None:
     if session.venv_backend != "none":
         session.install("-c", str(CONSTRAINTS), "ruff")
     session.run("ruff", "check", *session.posargs, ".")
+    session.run("ruff", "format", *(() if "--fix" in session.posargs else ("--check",)), ".")
 
 
 @nox.session

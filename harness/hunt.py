@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import hypothesis
-import torch
 from hypothesis import HealthCheck, Phase
 
 from harness.acceptance import acceptance
@@ -31,7 +30,7 @@ from harness.inputs import Inputs, make_inputs
 from harness.judge import Known, judge
 from harness.kills import Kill
 from harness.likeness import CALLS, format_of
-from harness.memory import GUARD_BYTE, NotEnoughMemory
+from harness.memory import NotEnoughMemory, empty
 from harness.profiles import Profile
 from harness.regimes import Regime, load
 from harness.relations import between, run_relation
@@ -171,7 +170,7 @@ def emptied(inputs: Inputs) -> Inputs:
     """Give the outputs back as they were before a run."""
     for buffer in (inputs.out, inputs.lse):
         if buffer is not None:
-            buffer.view(torch.uint8).fill_(GUARD_BYTE)
+            empty(buffer)
     return inputs
 
 

@@ -27,7 +27,7 @@ from harness.faults.catalogue import FAULTS
 from harness.faults.scene import Hang, IllegalAccess
 from harness.faults.variant import Variant
 from harness.inputs import Inputs, make_inputs
-from harness.symptoms import unwritten
+from harness.memory import empty, unwritten
 from references.arithmetic import Arithmetic
 from references.budget import budget
 from references.problem import Answer
@@ -119,7 +119,7 @@ class Trial:
         for _ in range(CALLS if history and len(names) == 1 else 1):
             for buffer in (self.inputs.out, self.inputs.lse):
                 if buffer is not None:
-                    buffer.view(torch.uint8).fill_(0xFF)
+                    empty(buffer)
             output = backend.run(self.inputs)
             yield output.out, output.lse
 
