@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from harness.faults.reading import BYTES, walk
+from harness.faults.reading import walk
 from harness.faults.scene import Acts, Scene, open_scene
 from harness.faults.variant import Variant
 from harness.inputs import Inputs
-from references.formats import FORMATS
+from references.formats import FORMATS, as_integers
 
 
 def run(inputs: Inputs, variant: Variant, acts: Acts, memory: dict[Any, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -51,7 +51,7 @@ def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if bool(nan.any()):
         # torch's vectorised conversion writes a NaN as all bits set.
         quiet = torch.tensor([math.nan], dtype=torch.float32).view(torch.int32) >> (32 - 8 * dtype.itemsize)
-        stored.view(BYTES[dtype.itemsize])[nan] = 0x7E00 if dtype == torch.float16 else int(quiet)
+        as_integers(stored)[nan] = 0x7E00 if dtype == torch.float16 else int(quiet)
     return stored
 
 
