@@ -1,4 +1,4 @@
-"""One question put to one backend: a plain run, a relation between two runs, a captured graph, or a case to refuse.
+"""One question put to one backend: a plain run, a relation, a captured graph, a case to refuse, or a serving trace.
 
 1. Every question ends in a result, whatever it is; what does not apply to a case is UNSUPPORTED, with the reason.
 """
@@ -14,6 +14,8 @@ from harness.refusal import refusal
 from harness.regimes import GRAPH, REFUSAL, Regimes
 from harness.relations import run_relation
 from harness.run import Listener, Result, run_case
+from harness.serving.run import run_trace
+from harness.serving.trace import Trace
 
 
 def answer(
@@ -24,6 +26,7 @@ def answer(
     *,
     device: torch.device | str = "cpu",
     on_stage: Listener = lambda stage: None,
+    trace: str | None = None,
 ) -> Result:
     """Answer a question.
 
@@ -35,7 +38,10 @@ def answer(
         regimes: the rules it is judged by.
         device: where it runs.
         on_stage: hears "run" before the backend runs and "judge" after.
+        trace: id of the serving trace that is asked; the case and the relation are then its own.
     """
+    if trace is not None:
+        return run_trace(Trace.parse(trace), backend, regimes, device=device, on_stage=on_stage)
     if relation is None:
         return run_case(case, backend, regimes, device=device, on_stage=on_stage)
     if relation == GRAPH:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import cli_case
+from harness import cli_case, cli_ledger, cli_routes
 from harness.cli_case import CommandError, print_json
 from harness.profiles import DEFAULT, PROFILES
 
@@ -85,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     regimes.add_argument("--backend", metavar="NAME", help="only those of this backend")
     regimes.add_argument("--regimes-file", type=Path, metavar="FILE", help="read this file (default: cases/regimes.toml)")
 
+    cli_routes.add_options(
+        add("routes", cli_routes.routes, "List the routes of engines to kernels, or check some against the kernels' contracts.")
+    )
+
     run = add("run", _run, "Run the gate: what pytest does on the cases, with its options and those of the plugin: "
               "--seed, --device, --examples, --repro-dir, -n 2, -k …; `pytest -p harness.plugin --help` lists them all.",
               as_json=False)  # fmt: skip
@@ -114,12 +118,17 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--seconds", type=float, default=120.0, help="how long to walk (default: 120)")
             command.add_argument("--repro-dir", type=Path, default=Path("repros"), help="where the repro goes")
 
-    report = add("report", _report, "Print the verdict table of ledgers, one cut short included.")
-    report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them")
+    report = add("report", cli_ledger.report, "Merge ledgers (shards, GPUs, hosts) and print their verdict table.")
+    report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them; one cut short counts")
     report.add_argument("--html", type=Path, metavar="FILE", help="write it as one HTML file")
     report.add_argument("--markdown", type=Path, metavar="FILE",
                         help="write it as Markdown, and append it to a CI step's summary where there is one")  # fmt: skip
     report.add_argument("--junit", type=Path, metavar="FILE", help="write it as JUnit's XML")
+    compare = add("compare", cli_ledger.compare, "Compare the ledgers of two runs of the same cases: base against change.")
+    compare.add_argument("base", metavar="BASE", help="ledger file or folder of the base")
+    compare.add_argument("change", metavar="CHANGE", help="ledger file or folder of the change")
+    compare.add_argument("--fail-on", choices=("new", "all"), default="new",
+                         help="what ends it with status 1: new failures, or all of the change (default: new)")  # fmt: skip
     return parser
 
 
@@ -182,30 +191,6 @@ def _run(given: Any) -> int:
     options += [text for name in given.regime for text in ("--regime", name)]
     status = int(pytest.main([*options, *given.rest]))
     return status if status in (0, 1) else 130 if status == pytest.ExitCode.INTERRUPTED else 2
-
-
-def _report(given: Any) -> int:
-    from harness.ledger import plain
-    from harness.merge import merge
-    from harness.report.forms import write_forms
-    from harness.report.rows import left_out
-    from harness.report.terminal import notes, table, verdict
-
-    merged = merge(given.ledgers)
-    found = merged.rows
-    said = []
-    if given.html or given.markdown or given.junit:
-        files = {"html_file": given.html, "markdown_file": given.markdown, "junit_file": given.junit}
-        said = write_forms(merged, **files, summary=given.markdown is not None)
-    bad = any(row.reason for row in found)
-    if given.json:
-        rows = [plain(row) | {"reason": row.reason} for row in found]
-        print_json({"rows": rows, "cut": plain(merged.cut), "remarks": merged.remarks})
-        return int(bad)
-    print("\n".join([*table(found), *notes(found), *left_out(merged.lines), "", verdict(found)]))
-    for remark in (*merged.remarks, *said):
-        print(f"mla-gate: {remark}")
-    return int(bad or not found)
 
 
 if __name__ == "__main__":

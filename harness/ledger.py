@@ -134,6 +134,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         "phase": phase,
         "case": str(result.case),
         "relation": result.relation,
+        **({"trace": result.trace} if result.trace else {}),
         "backend": result.backend,
         "regime": result.regime,
         "verdict": verdict.kind,

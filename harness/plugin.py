@@ -196,7 +196,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     terminalreporter.section("mla-gate")
     shared, found = config.stash[_RUN], rows(lines)
-    beside = section(comparisons(lines), new_only=config.getoption("--fail-on") == "new")
+    beside = section(comparisons(lines))
     for line in (*table(found), *notes(found), *left_out(lines), *beside, "", verdict(found)):
         terminalreporter.write_line(line)
     terminalreporter.write_line(

@@ -17,9 +17,9 @@ import torch
 from harness.case import Case
 from harness.faults.catalogue import FAULTS
 from harness.faults.record import KINDS
+from harness.memory import unwritten
 from harness.tokens import LED_BY_ONE
 from references.budget import Budget
-from references.formats import as_integers
 from references.problem import Answer
 
 Tensor = torch.Tensor
@@ -138,9 +138,3 @@ def _ranges(name: str, hits: Sequence[int], count: int) -> str:
             runs.append([hit, hit])
     text = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:8]) + (", …" if len(runs) > 8 else "")
     return f"{name}{'s' if len(hits) > 1 else ''} {text} of {count}"
-
-
-def unwritten(values: Tensor) -> Tensor:
-    """Find elements whose bits are all set, as outputs begin."""
-    bits = as_integers(values)
-    return bits == (255 if bits.dtype == torch.uint8 else -1)

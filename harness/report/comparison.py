@@ -14,10 +14,10 @@ _HEADS = ("backend", "regime", "baseline", "compared", "fail newly", "pass newly
 #: Columns whose entries are words; numbers stand to the right.
 _WORDS = frozenset({"backend", "regime", "baseline", "errors"})
 #: Cases that are named of each kind.
-NAMED = 3
+NAMED = 2
 
 
-def section(found: Sequence[Comparison], *, new_only: bool) -> list[str]:
+def section(found: Sequence[Comparison]) -> list[str]:
     """Draw the comparison, one string a line; nothing where nothing was to be compared."""
     if not found:
         return []
@@ -33,8 +33,9 @@ def section(found: Sequence[Comparison], *, new_only: bool) -> list[str]:
 
     lines = ["", "base against change", draw(_HEADS), "  ".join("─" * width for width in widths), *map(draw, body)]
     for one in found:
-        lines += [f"{one.backend} × {one.regime}: {said}" for said in _notes(one)]
-    return [*lines, _verdict(found, new_only)]
+        said = _notes(one)
+        lines += [f"{one.backend} × {one.regime}", *(f"  {line}" for line in said)] if said else []
+    return [*lines, _verdict(found)]
 
 
 def _cells(one: Comparison) -> tuple[str, ...]:
@@ -60,10 +61,10 @@ def _notes(one: Comparison) -> list[str]:
     return said + [f"{count} not compared: {reason}" for reason, count in one.unpaired.items()]
 
 
-def _verdict(found: Sequence[Comparison], new_only: bool) -> str:
+def _verdict(found: Sequence[Comparison]) -> str:
     bad = [f"{one.backend} × {one.regime} ({one.reason})" for one in found if one.reason]
     both, pairs = sum(len(one.both) for one in found), sum(one.pairs for one in found)
-    shared = f"; {both} cases fail on both" + (" and count for nothing" if new_only else "") if both else ""
+    shared = f"; {both} cases fail on both" if both else ""
     if bad:
         told = f"WORSE: {', '.join(bad)}"
     elif any(one.moved or one.passing or one.differing for one in found):

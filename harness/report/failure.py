@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.backends.protocol import Backend
 from harness.case import Case
-from harness.explain import explain
+from harness.explain import explain, explain_crash, explain_violations, told
 from harness.inputs import make_inputs
 from harness.measure import CHECKS
 from harness.regimes import ABOUT_GRAPH, ABOUT_REFUSAL, GRAPH, REFUSAL, RELATIONS, Regimes
@@ -33,6 +33,8 @@ WORST_ROWS, WORST_ELEMENTS = 1, 2
 LONGEST_SCRIPT = 200_000
 #: Faults of an answer, which can be looked at; the others left none, or are not about numbers.
 _ANSWERS = frozenset({"mismatch", "inaccurate", "non-finite", "unwritten"})
+#: Faults that left no answer, and those of memory that the kernel does not own.
+_LOST, _TOUCHED = frozenset({"crash", "hang"}), frozenset({"input-changed", "guard-touched"})
 
 
 def look(result: Result, backend: Backend, regimes: Regimes, *, device: str) -> list[str]:
@@ -44,12 +46,20 @@ def look(result: Result, backend: Backend, regimes: Regimes, *, device: str) -> 
         regimes: the rules it was judged by.
         device: where it ran.
     """
-    if result.verdict.fault not in _ANSWERS or result.relation is not None:
+    fault = result.verdict.fault
+    if fault not in _ANSWERS | _LOST | _TOUCHED or result.relation is not None:
         return []
     try:
+        if fault in _LOST:  # the kernel is not run again: it may take this process with it
+            lost = explain_crash(result.case, regimes.of(result.backend, result.case).arithmetic)
+            return told(lost, "it reads outside memory, or does not end, on this case too")
         inputs = make_inputs(result.case, device=device, output_format=backend.capabilities.output_format)
         arithmetic = regimes.of(result.backend, result.case).arithmetic
-        return str(explain(inputs, backend.run(inputs), arithmetic, rerun=backend.run)).splitlines()
+        output = backend.run(inputs)
+        if fault in _TOUCHED:
+            touched = [(violation.fault, violation.buffer) for violation in inputs.violations()]
+            return told(explain_violations(result.case, arithmetic, touched), "it writes the same buffer on this case too")
+        return str(explain(inputs, output, arithmetic, rerun=backend.run)).splitlines()
     except Exception as error:  # an explanation is worth no verdict
         return [f"no explanation: {type(error).__name__}: {error}"]
 
