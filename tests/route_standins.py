@@ -6,8 +6,8 @@ Rules kept here:
    splits as ``get_meta_param`` chooses, cut in blocks of 128 tokens, merged by a second stage that counts blocks of 64.
    Whether the compiled kernel cuts so is not known; that the route is wrong is (vllm-project/vllm #51011).
 2. A route over stand-ins bears the route's own name, so that it is judged by the route's own rows.
-3. ``make`` lets the command and the worker find a route over them: ``python:tests.route_standins:ROUTE``; its regimes are
-   ``write_regimes``'.
+3. ``route:ROUTE+python:tests.route_standins`` lets the plain decode stand in, with workspaces as a GPU has them: they hold
+   what an earlier call left.
 
 Source: ``aiter/mla.py`` of AITER, main of 2026-08-22.
 """
@@ -97,3 +97,8 @@ def stood_in(route: str, *, plain: Backend | None = None, steps: Mapping[str, St
     if plain is not None and "aiter-asm-np" in kernels:
         kernels["aiter-asm-np"] = plain
     return Routed(name=f"route:{route}", route=found, kernels=kernels, settings=settings, steps=steps)
+
+
+def make(name: str, label: str | None = None) -> PlainAsm:
+    """Make the plain decode as it stands in for a route's kernels: ``route:ROUTE+python:tests.route_standins``."""
+    return PlainAsm(stale=True)

@@ -16,6 +16,7 @@ import torch
 
 from harness.backends import registry
 from harness.backends.aiter_source import SOURCE_VARIABLE, named_sources
+from harness.backends.conformance import CHECKS, PROBES, Check
 from harness.case import Case
 from harness.inputs import make_inputs
 from harness.regimes import RegimesError, load
@@ -104,6 +105,18 @@ def test_an_emulated_kernel_stands_in_where_the_query_is_bf16() -> None:
     backend = registry.make("route:sglang-gluon+gluon-splitkv")
     result = run_case(RAGGED.replace(lengths=(130, 33)), backend, load())
     assert (result.regime, result.verdict.kind) == ("route-splitkv", "PASS"), result.verdict.message
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@pytest.mark.parametrize("name", ["route:vllm-51011+torch-sdpa", "route:sglang-aiter+torch-sdpa"])
+def test_a_route_keeps_what_every_backend_keeps(name: str, check: Check) -> None:
+    probes = [
+        *PROBES,
+        RAGGED,
+        DRAFT.replace(table="ragged", query_layout="fused"),
+        Case(heads=8, query_tokens=2, lengths=(70, 3)),
+    ]
+    assert check(registry.make(name), torch.device("cpu"), probes) == []
 
 
 # -- the truth of a rounded query ------------------------------------------------------------------------------------------

@@ -53,13 +53,18 @@ class Routed:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", MappingProxyType(self.route.choose(self.settings)))
-        able = [kernel.capabilities.devices for kernel in self.kernels.values() if not isinstance(kernel, NotInstalled)]
+        able = [kernel.capabilities for kernel in self.kernels.values() if not isinstance(kernel, NotInstalled)]
         if not able:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.kernels.items())
             raise NotInstalled(f"none of the kernels of route {self.route.name} can run here, name one to stand in with "
                                f"route:{self.route.name}+BACKEND ({reasons})")  # fmt: skip
-        devices = frozenset[str]().union(*able)
-        object.__setattr__(self, "capabilities", Capabilities(devices=devices, empty_rows="undefined", returns_lse=False))
+        capabilities = Capabilities(
+            devices=frozenset[str]().union(*(one.devices for one in able)),
+            compiled=frozenset[str]().union(*(one.compiled for one in able)),
+            empty_rows="undefined",
+            returns_lse=False,
+        )
+        object.__setattr__(self, "capabilities", capabilities)
 
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Say why a case lies outside the engine's contract on a device, or None."""
