@@ -352,5 +352,13 @@ def test_a_kernel_that_is_not_here_leaves_its_cases_outside() -> None:
         Routed(name="route:vllm-51011", route=route, kernels=dict.fromkeys(route.kernels, NotInstalled("no ROCm")))
 
 
+def test_on_a_gpu_the_route_is_that_of_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, device = stood_in("vllm-51011"), torch.device("cuda")
+    for found, said in (("gfx942", "described for gfx950, not for gfx942"), ("gfx950", None), ("cuda", None)):
+        monkeypatch.setattr("harness.routes.backend.device_architecture", lambda device, found=found: found)
+        reason = backend.why_not(KIMI, device)
+        assert reason is None if said is None else said in str(reason), found
+
+
 def test_steps_are_named_with_what_they_do() -> None:
     assert all(step.about for step in STEPS.values()) and {"fold-heads", "pages-as-tokens"} <= set(STEPS)

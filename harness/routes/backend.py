@@ -83,6 +83,8 @@ class Routed:
             return refused
         if device.type not in self.capabilities.devices:
             return f"runs on {' and '.join(sorted(self.capabilities.devices))}, not on {device}"
+        if self._arch(device) not in self.route.arch:
+            return f"the route is described for {' and '.join(self.route.arch)}, not for {self._arch(device)}"
         way = self.way(case, device)
         if way is None:
             return "the engine has no way for it"
@@ -94,11 +96,16 @@ class Routed:
         reason = kernel.why_not(way.case, device)
         return None if reason is None else f"{kernel.name} computes and cannot: {reason}"
 
+    def _arch(self, device: torch.device) -> str:
+        """Name the architecture that kernels are asked for: AMD's own, and the route's where others stand in for it."""
+        found = device_architecture(device) if device.type == "cuda" else ""
+        return found if found.startswith("gfx") else self.route.arch[0]
+
     def way(self, case: Case, device: torch.device) -> Way | None:
         """Find the way of a case."""
         gluon = self.kernels.get("aiter-gluon")
         contracts = Contracts(
-            arch=device_architecture(device) if device.type == "cuda" else self.route.arch[0],
+            arch=self._arch(device),
             release=self.route.aiter,
             gluon=gluon.contract if isinstance(gluon, AiterGluon) else None,
         )
