@@ -220,7 +220,7 @@ def _codes(values: NDArray[np.float32], name: str, shift: int = 0) -> Tensor:
     return as_integers(codes)
 
 
-def _poison(case: Case, name: str) -> int:
+def poison_code(case: Case, name: str) -> int:
     """Find the integer that poisons one element of a format."""
     known = FORMATS[name]
     if case.poison == "large":
@@ -238,7 +238,7 @@ def _lay_query(case: Case, arena: Arena, codes: Tensor) -> tuple[Tensor, Tensor]
     elif case.query_layout == "transposed":
         nope = arena.allocate("query_nope", rows * latent, known.storage).view(heads, batch, tokens, latent).permute(1, 2, 0, 3)
         whole = arena.allocate("query_rope", rows * (UNABSORBED + rope), known.storage)
-        as_integers(whole).fill_(_poison(case, case.query_format))
+        as_integers(whole).fill_(poison_code(case, case.query_format))
         pe = whole.view(batch, tokens, heads, UNABSORBED + rope)[..., UNABSORBED:]
     else:
         nope = arena.allocate("query_nope", rows * latent, known.storage).view(batch, tokens, heads, latent)
@@ -260,7 +260,7 @@ def _fill_pool(
     row = case.width + case.token_padding
     page = size * row + case.page_padding
     pool = arena.allocate("cache", placement.pages * page, known.storage)
-    bits, poison = as_integers(pool), _poison(case, case.cache_format)
+    bits, poison = as_integers(pool), poison_code(case, case.cache_format)
     if pool.numel() * pool.element_size() > LAZY_BYTES:
         live = placement.live_pages
         around = np.unique(np.concatenate([[0], live - 1, live, live + 1]))

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,7 +24,7 @@ from harness.compilations import compiled
 from harness.inputs import PLAIN, Arrangement, Inexact, Inputs, make_inputs
 from harness.judge import Verdict, judge
 from harness.memory import NotEnoughMemory, filled
-from harness.regimes import Regime, Regimes
+from harness.regimes import NoRegime, Regime, Regimes
 from references.formats import FORMATS
 
 #: Faults of an answer's numbers.
@@ -45,6 +47,8 @@ class Result:
     verdict: Verdict
     #: The relation between runs that was asked; None for a plain run.
     relation: str | None = None
+    #: Id of the serving trace that the case is a decode of; None for a case that stands alone.
+    trace: str | None = None
     #: Wall time of the backend's run, and of everything, seconds.
     run_seconds: float = 0.0
     seconds: float = 0.0
@@ -52,6 +56,8 @@ class Result:
     compiled: int = 0
     #: What the backend says ran.
     what_ran: Mapping[str, str | int] = field(default_factory=dict)
+    #: Fingerprint of the answer's bits, for comparing two answers; None where there is no well-formed one.
+    bits: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,24 @@ class Attempt:
             seconds=seconds,
             compiled=self.compiled,
             what_ran=_words(self.output.what_ran) if self.output else {},
+            bits=self._bits(case, backend),
         )
+
+    def _bits(self, case: Case, backend: Backend) -> str | None:
+        if self.inputs is None or self.output is None or self.verdict.kind == "ERROR":
+            return None
+        return None if malformed(self.inputs, self.output, backend) else fingerprint(case, self.output)
+
+
+def fingerprint(case: Case, output: Output) -> str:
+    """Hash the bits of a well-formed answer, output and log-sum-exp, in the rows that see a token."""
+    newest = torch.tensor(case.lengths)[:, None] - case.query_tokens + torch.arange(case.query_tokens)
+    seen = (newest >= 0).to(output.out.device)
+    made = hashlib.blake2b(digest_size=8)
+    for tensor in (output.out, output.lse):
+        if tensor is not None:
+            made.update(tensor[seen].contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return made.hexdigest()
 
 
 def _words(what_ran: Mapping[str, Any]) -> dict[str, str | int]:
@@ -142,7 +165,9 @@ def attempt(
     before = compiled()
     try:
         arranged = arrangement.arrange(case)
-        reason = backend.why_not(arranged, device)
+        reason = why_not(backend, arranged, device)
+        if isinstance(reason, Verdict):
+            return Attempt(regime=_regime(regimes, backend, arranged), verdict=reason)
         if reason is not None:
             return Attempt(verdict=Verdict(kind="UNSUPPORTED", message=reason))
         regime = regimes.of(backend.name, arranged)
@@ -162,6 +187,22 @@ def attempt(
     return Attempt(
         regime=regime, inputs=inputs, output=output, verdict=verdict, run_seconds=seconds, compiled=compiled() - before
     )
+
+
+def why_not(backend: Backend, case: Case, device: torch.device) -> str | Verdict | None:
+    """Ask a backend why it cannot do a case; a contract that raises instead of answering is the backend's crash."""
+    try:
+        return backend.why_not(case, device)
+    except Exception as error:
+        where = "".join(traceback.format_exception(error, limit=-4))
+        said = f"{backend.name} does not say whether it can do {case}: its why_not raised {type(error).__name__}: {error}"
+        return Verdict(kind="FAIL", fault="crash", message=f"{clipped(said)}\n{clipped(where)}")
+
+
+def _regime(regimes: Regimes, backend: Backend, case: Case) -> Regime | None:
+    with contextlib.suppress(NoRegime):
+        return regimes.of(backend.name, case)
+    return None
 
 
 def judged(inputs: Inputs, output: Output, backend: Backend, regime: Regime) -> Verdict:

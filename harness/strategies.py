@@ -121,6 +121,16 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     )
 
 
+def drawable(regime: Regime, profile: Profile, accepts: Accepts) -> dict[str, list[Any]]:
+    """List the values of each field of a case that may be drawn; of ``lengths`` those of one request."""
+    known = domain(regime, profile, accepts)
+    values: dict[str, list[Any]] = {"batch": list(known.batches), "lengths": list(known.lengths)}
+    values |= {"heads": list(known.heads), "query_tokens": list(known.query_tokens)}
+    for axis in known.axes:
+        values |= {field: [value[place] for value in axis.values] for place, field in enumerate(axis.fields)}
+    return {field: list(dict.fromkeys(found)) for field, found in values.items()}
+
+
 def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
     """Say why a regime is not for a profile on a CPU: its plainest case alone is many times what a case may be; or None."""
     try:

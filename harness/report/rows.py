@@ -85,7 +85,7 @@ def rows(lines: Iterable[Line]) -> list[Row]:
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         if line["kind"] in ("planned", "result", "finding", "gated"):
-            groups.setdefault((line["backend"], _regime(line)), []).append(line)
+            groups.setdefault((line["backend"], row_name(line)), []).append(line)
     backends = list(dict.fromkeys(backend for backend, _ in groups))
     found = [_count(backend, regime, group) for (backend, regime), group in groups.items()]
     return sorted(found, key=lambda row: (backends.index(row.backend), row.regime == CONTRACT))
@@ -97,7 +97,8 @@ def left_out(lines: Iterable[Line]) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def _regime(line: Line) -> str:
+def row_name(line: Line) -> str:
+    """Name the regime of the row that a line counts in."""
     return CONTRACT if line.get("phase") == "contract" else line["regime"] or NONE
 
 
@@ -107,7 +108,7 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
     verdicts = Counter(line["verdict"] for line in asked)
     executed = [line for line in asked if line["verdict"] in EXECUTED]
     # A random case that fails is counted by the finding it shrinks to.
-    failing = sum(line["verdict"] == "FAIL" and line["phase"] != "search" for line in asked)
+    failing = sum(line["verdict"] == "FAIL" and line["phase"] != "search" and not line.get("excused") for line in asked)
     worst, metric = _worst(executed)
     return Row(
         backend=backend,

@@ -55,7 +55,7 @@ def notes(found: Sequence[Row]) -> list[str]:
     for row in found:
         if row.no_graphs:
             reasons.setdefault(row.no_graphs, []).append(row.regime)
-    return said + [f"no graphs asked of {', '.join(regimes)}: {reason}" for reason, regimes in reasons.items()]
+    return said + [f"no graphs asked of {', '.join(dict.fromkeys(regimes))}: {reason}" for reason, regimes in reasons.items()]
 
 
 def _cells(row: Row) -> tuple[str, ...]:

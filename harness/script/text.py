@@ -199,7 +199,7 @@ def row_limits(inputs: Inputs, regime: Regime, first: tuple[tuple[int, int, int]
     problem = inputs.problem()
     truth = measure_truth(problem, oracle(problem), regime)
     norm = (truth.variance.sum(-1) * (1 + truth.row_limit * truth.spread.clamp_min(NARROW))).sqrt()
-    accurate = torch.where(truth.conditioned, regime.accuracy * truth.out.norm(dim=-1), torch.inf)
+    accurate = torch.where(truth.conditioned, regime.accuracy * truth.size, torch.inf)
     norm = torch.minimum(norm, accurate)
     element = torch.minimum(truth.variance.sqrt() * truth.element_limit, truth.hard * regime.limits.hard).amax(-1)
     live = [tuple(int(part) for part in where) for where in truth.live.nonzero()]
