@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cases.pins import Pin, pinned
-from harness.backends.protocol import Backend
+from harness.backends.protocol import Backend, accepts
 from harness.graphs import why_not_graph
 from harness.known import KnownFailure, covering, known_failures, wholly_known
 from harness.plan import Plan
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _asked(plan: Plan, backend: Backend, pin: Pin) -> bool:
     """Tell whether a pinned case is asked: what lies outside the contract is not collected, so it cannot look green."""
-    if backend.why_not(pin.case, plan.device) is not None:
+    if not accepts(backend, pin.case, plan.device):
         return False
     try:
         regime = plan.regimes.of(backend.name, pin.case)
@@ -60,7 +60,7 @@ def _asked(plan: Plan, backend: Backend, pin: Pin) -> bool:
 
 def _concerns(plan: Plan, backend: Backend, entry: KnownFailure) -> bool:
     """Tell whether a known failure is one of this run: of its backend, its regimes, and inside the contract here."""
-    if not entry.names(backend.name) or backend.why_not(entry.case, plan.device) is not None:
+    if not entry.names(backend.name) or not accepts(backend, entry.case, plan.device):
         return False
     regime = plan.regimes.of(backend.name, entry.case)
     return any(pair.backend is backend and pair.regime.name == regime.name for pair in plan.pairs)

@@ -183,14 +183,25 @@ def _rule(rule: Any) -> str:
     return " or ".join(map(str, rule)) if isinstance(rule, tuple) else str(rule)
 
 
+class _Interrupts:
+    """Sees whether a session was interrupted; pytest's own status for that is also the one of a fault in collection."""
+
+    seen = False
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        """Hear of what ended a session early."""
+        self.seen = self.seen or excinfo.type is KeyboardInterrupt
+
+
 def _run(given: Any) -> int:
     import pytest
 
     options = ["-p", "harness.plugin", str(CASES), "--profile", given.profile]
     options += [text for name in given.backend for text in ("--backend", name)]
     options += [text for name in given.regime for text in ("--regime", name)]
-    status = int(pytest.main([*options, *given.rest]))
-    return status if status in (0, 1) else 130 if status == pytest.ExitCode.INTERRUPTED else 2
+    watch = _Interrupts()
+    status = int(pytest.main([*options, *given.rest], plugins=[watch]))
+    return status if status in (0, 1) else 130 if watch.seen else 2
 
 
 if __name__ == "__main__":

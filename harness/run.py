@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 import traceback
@@ -23,7 +24,7 @@ from harness.compilations import compiled
 from harness.inputs import PLAIN, Arrangement, Inexact, Inputs, make_inputs
 from harness.judge import Verdict, judge
 from harness.memory import NotEnoughMemory, filled
-from harness.regimes import Regime, Regimes
+from harness.regimes import NoRegime, Regime, Regimes
 from references.formats import FORMATS
 
 #: Faults of an answer's numbers.
@@ -164,7 +165,9 @@ def attempt(
     before = compiled()
     try:
         arranged = arrangement.arrange(case)
-        reason = backend.why_not(arranged, device)
+        reason = why_not(backend, arranged, device)
+        if isinstance(reason, Verdict):
+            return Attempt(regime=_regime(regimes, backend, arranged), verdict=reason)
         if reason is not None:
             return Attempt(verdict=Verdict(kind="UNSUPPORTED", message=reason))
         regime = regimes.of(backend.name, arranged)
@@ -184,6 +187,22 @@ def attempt(
     return Attempt(
         regime=regime, inputs=inputs, output=output, verdict=verdict, run_seconds=seconds, compiled=compiled() - before
     )
+
+
+def why_not(backend: Backend, case: Case, device: torch.device) -> str | Verdict | None:
+    """Ask a backend why it cannot do a case; a contract that raises instead of answering is the backend's crash."""
+    try:
+        return backend.why_not(case, device)
+    except Exception as error:
+        where = "".join(traceback.format_exception(error, limit=-4))
+        said = f"{backend.name} does not say whether it can do {case}: its why_not raised {type(error).__name__}: {error}"
+        return Verdict(kind="FAIL", fault="crash", message=f"{clipped(said)}\n{clipped(where)}")
+
+
+def _regime(regimes: Regimes, backend: Backend, case: Case) -> Regime | None:
+    with contextlib.suppress(NoRegime):
+        return regimes.of(backend.name, case)
+    return None
 
 
 def judged(inputs: Inputs, output: Output, backend: Backend, regime: Regime) -> Verdict:
