@@ -16,7 +16,7 @@ from harness.regimes import NoRegime
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each test its pairs of backend and regime, its backends, or its pinned cases."""
-    wanted = set(metafunc.fixturenames) & {"pair", "graphed", "backend", "pin", "known"}
+    wanted = set(metafunc.fixturenames) & {"pair", "graphed", "served", "backend", "pin", "known"}
     if not wanted:
         return
     gate = planned(metafunc.config)
@@ -36,6 +36,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         asked = [pair for pair in plan.pairs if why_not_graph(pair.backend, plan.device) is None]
         asked = [pair for pair in asked if wholly_known(pair.backend.name, pair.regime.name) is None]
         metafunc.parametrize("graphed", asked, ids=str)
+    elif "served" in wanted:
+        whole = [pair for pair in plan.pairs if wholly_known(pair.backend.name, pair.regime.name) is None]
+        asked = [pair for pair in whole if gate.beyond(pair) is None and gate.why_no_traces(pair) is None]
+        metafunc.parametrize("served", asked, ids=str)
     elif "pin" in wanted:
         asked = [(backend, pin) for backend in plan.backends for pin in pinned() if _asked(plan, backend, pin)]
         metafunc.parametrize(("backend", "pin"), asked, ids=[f"{backend.name}-{pin.name}" for backend, pin in asked])

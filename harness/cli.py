@@ -59,8 +59,10 @@ def _expected() -> tuple[type[Exception], ...]:
     from harness.plan import PlanError
     from harness.regimes import NoRegime, RegimesError
     from harness.repro import ReproError
+    from harness.serving.trace import TraceError
 
-    return (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
+    known = (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
+    return (*known, TraceError)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--profile", choices=tuple(PROFILES), default=DEFAULT, help=f"how much is asked (default: {DEFAULT})")
 
     for name, act, about in (
-        ("replay", cli_case.replay, "Run one case again and judge it: an id, or the JSON file of a repro."),
+        ("replay", cli_case.replay, "Run one case or serving trace again and judge it: an id, or the JSON file of a repro."),
         ("shrink", cli_case.shrink, "Walk from a failing case to the smallest one near it that fails in the same way."),
-        ("show", cli_case.show, "Say a case in words and shapes."),
+        ("show", cli_case.show, "Say a case in words and shapes, or a serving trace step by step."),
     ):
         command = add(name, act, about)
-        command.add_argument("case", metavar="ID|FILE", help="id of a case (v1:…:end), or a repro file")
+        command.add_argument("case", metavar="ID|FILE", help="id of a case (v1:…:end) or of a serving trace (trace1:…:end), or a repro file")
         if name == "show":
             continue
         command.add_argument("--backend", metavar="NAME", help="whom to ask (default: the repro's)")

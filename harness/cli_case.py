@@ -28,9 +28,9 @@ def replay(given: Any) -> int:
     from harness.ledger import result_line
     from harness.report.failure import look, panel
 
-    case, relation, backend, plan = _asked(given)
+    case, trace, relation, backend, plan = _asked(given)
     with _runner(given, relation, backend, plan) as run:
-        result = run(case)
+        result = run(case, trace)
     if given.json:
         print_json(result_line(result, "replay"))
     elif result.verdict.kind in ("FAIL", "ERROR"):
@@ -49,11 +49,13 @@ def shrink(given: Any) -> int:
     from harness.search import Finding, nature
     from harness.shrink import shrink as shrink_case
 
-    case, relation, backend, plan = _asked(given)
+    case, trace, relation, backend, plan = _asked(given)
+    if trace is not None:
+        return _shrink_trace(given, trace, backend, plan)
     results: dict[Any, Result] = {}
 
     def fails(near: Case) -> bool | None:
-        results[near] = run(near)
+        results[near] = run(near, None)
         if results[near].verdict.kind == "UNSUPPORTED":
             return None
         return nature(results[near]) == wanted
@@ -78,21 +80,55 @@ def shrink(given: Any) -> int:
     return 1
 
 
+def _shrink_trace(given: Any, trace: str, backend: Backend, plan: Plan) -> int:
+    """Walk from a failing trace to the shortest near it; return the exit status, which is that of a failure."""
+    from harness.report.failure import panel
+    from harness.repro import save
+    from harness.search import nature
+    from harness.serving.search import TraceFinding
+    from harness.serving.shrink import shrink as shrink_trace
+    from harness.serving.trace import Trace
+
+    first, results = Trace.parse(trace), {}
+
+    def fails(near: Trace) -> bool | None:
+        results[near] = run(near.case, str(near))
+        return None if results[near].verdict.kind == "UNSUPPORTED" else nature(results[near]) == wanted
+
+    wanted = None
+    with _runner(given, None, backend, plan) as run:
+        fails(first)
+        wanted = nature(results[first])
+        if wanted is None:
+            raise CommandError(f"{backend.name} does not fail on {trace}: its verdict is {results[first].verdict.kind}")
+        walk = shrink_trace(first, fails, seconds=given.seconds)
+    finding = TraceFinding(result=results[walk.trace], first=first, walk=walk)
+    notes = save(finding.result, backend, plan.regimes, given.repro_dir, device=str(plan.device), finding=finding)
+    if given.json:
+        print_json({"trace": str(walk.trace), "steps": walk.trace.lines, "asked": walk.asked, "complete": walk.complete,
+                    "notes": notes})  # fmt: skip
+    else:
+        print(panel(finding.result, device=str(plan.device), finding=finding, notes=notes))
+    return 1
+
+
 @contextmanager
-def _runner(given: Any, relation: str | None, backend: Backend, plan: Plan) -> Iterator[Callable[[Case], Result]]:
+def _runner(
+    given: Any, relation: str | None, backend: Backend, plan: Plan
+) -> Iterator[Callable[[Case, str | None], Result]]:
     """Make what runs a case: a child process that may be lost, or this process where that was asked for."""
     from harness.answer import answer
     from harness.worker import Worker
 
     if given.isolation == "worker":
         with Worker(device=str(plan.device), regimes=given.regimes_file) as worker:
-            yield lambda case: worker.run(case, backend.name, relation)
+            yield lambda case, trace: worker.run(case, backend.name, relation, trace)
     else:
-        yield lambda case: answer(case, relation, backend, plan.regimes, device=plan.device)
+        yield lambda case, trace: answer(case, relation, backend, plan.regimes, device=plan.device, trace=trace)
 
 
-def _asked(given: Any) -> tuple[Case, str | None, Backend, Plan]:
-    """Find the case, its relation, the backend and where it runs, from an id or a repro and the options."""
+def _asked(given: Any) -> tuple[Case, str | None, str | None, Backend, Plan]:
+    """Find the case, the trace that it is of, its relation, the backend and where it runs, from an id or a repro and the options."""
     from harness.plan import make_plan
     from harness.regimes import load
 
@@ -100,23 +136,26 @@ def _asked(given: Any) -> tuple[Case, str | None, Backend, Plan]:
         from harness.backends.aiter_source import name_sources
 
         name_sources(given.aiter_source)
-    case, repro = _read_case(given.case)
+    case, trace, repro = _read_case(given.case)
     name = given.backend or (repro and repro.backend)
     if not name:
         raise CommandError("an id says nothing of whom to ask: add --backend NAME (mla-gate backends lists them)")
     device = given.device or (repro and repro.device)
     plan = make_plan(load(given.regimes_file), device=device, backends=[name])
-    return case, given.relation or (repro and repro.relation), plan.backends[0], plan
+    return case, trace, given.relation or (repro and repro.relation), plan.backends[0], plan
 
 
-def _read_case(text: str) -> tuple[Case, Any]:
+def _read_case(text: str) -> tuple[Case, str | None, Any]:
     from harness.case import Case
     from harness.repro import load as load_repro
+    from harness.serving.trace import VERSION, Trace
 
     if Path(text).is_file() or text.endswith(".json"):
         repro = load_repro(text)
-        return repro.case, repro
-    return Case.parse(text), None
+        return repro.case, repro.trace, repro
+    if text.strip().startswith(VERSION):
+        return Trace.parse(text).case, text.strip(), None
+    return Case.parse(text), None, None
 
 
 def show(given: Any) -> int:
@@ -125,7 +164,9 @@ def show(given: Any) -> int:
     from harness.ledger import plain
     from harness.script.text import in_words
 
-    case, _ = _read_case(given.case)
+    case, trace, _ = _read_case(given.case)
+    if trace is not None:
+        return _show_trace(trace, as_json=given.json)
     inputs = make_inputs(case)
     shapes = {
         name: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, strides {list(tensor.stride())}"
@@ -137,6 +178,22 @@ def show(given: Any) -> int:
     print(f"{case}\n\n{in_words(case)}\n")
     for name, shape in shapes.items():
         print(f"{name:<15} {shape}")
+    return 0
+
+
+def _show_trace(text: str, *, as_json: bool) -> int:
+    """Say a trace in words."""
+    from harness.script.text import in_words
+    from harness.serving.steps import VERBS
+    from harness.serving.trace import Trace
+
+    trace = Trace.parse(text)
+    if as_json:
+        return print_json({"id": str(trace), "pool": trace.about, "steps": trace.lines, "case": str(trace.case)})
+    print(f"{trace}\n\n{trace.about}:")
+    for line, step in zip(trace.lines, trace.steps, strict=True):
+        print(f"  {line:<44} {VERBS[step.verb].about}")
+    print(f"\nits last decode:\n{in_words(trace.case)}")
     return 0
 
 

@@ -37,6 +37,9 @@ from harness.report.failure import look, panel
 from harness.repro import replay_command, save
 from harness.run import Result
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
+from harness.serving.draw import traces
+from harness.serving.search import Served, TraceFinding, serve, why_no_traces
+from harness.serving.trace import Trace
 from harness.strategies import beyond, cases
 from harness.worker import Worker
 
@@ -151,10 +154,10 @@ class Gate:
             result = self._run(case, None, backend)
         return result
 
-    def _run(self, case: Case, relation: str | None, backend: Backend) -> Result:
+    def _run(self, case: Case, relation: str | None, backend: Backend, trace: str | None = None) -> Result:
         if self.options.isolation == "worker":
-            return self._worker.run(case, backend.name, relation)
-        return answer(case, relation, backend, self.plan.regimes, device=self.device)
+            return self._worker.run(case, backend.name, relation, trace)
+        return answer(case, relation, backend, self.plan.regimes, device=self.device, trace=trace)
 
     @cached_property
     def _worker(self) -> Worker:
@@ -198,8 +201,30 @@ class Gate:
     def intend(self, pair: Pair) -> None:
         """Write down that a pair will be gated, so that one that never is shows in the table."""
         demanding = self.profile.demands_sensitivities
-        graphs = why_not_graph(pair.backend, self.plan.device)
-        self.ledger.write("planned", backend=pair.backend.name, regime=pair.regime.name, demanding=demanding, no_graphs=graphs)
+        graphs, served = why_not_graph(pair.backend, self.plan.device), self.why_no_traces(pair)
+        name, regime = pair.backend.name, pair.regime.name
+        self.ledger.write(
+            "planned", backend=name, regime=regime, demanding=demanding, no_graphs=graphs, no_traces=served
+        )
+
+    def why_no_traces(self, pair: Pair) -> str | None:
+        """Say why a pair is asked for no serving traces, or None."""
+        return why_no_traces(pair.regime, acceptance(pair.regime, pair.backend, self.plan.device))
+
+    def serve(self, pair: Pair) -> Served:
+        """Ask a pair for serving traces, until one fails."""
+        accepts = acceptance(pair.regime, pair.backend, self.plan.device)
+        seed = zlib.crc32(f"{self.options.seed} {pair} serving".encode())
+        shapes = cases(pair.regime, self.profile, pair.backend, self.plan.device, seed=seed)
+        drawn = traces(shapes, accepts, most=self.profile.trace_steps)
+
+        def run(trace: Trace) -> Result:
+            return self._run(trace.case, None, pair.backend, str(trace))
+
+        served = serve(drawn, run, accepts, self.record, self.profile, seed=seed)
+        if served.finding is not None:
+            self.ledger.write("finding", **result_line(served.finding.result, "shrink"), first=str(served.finding.first))
+        return served
 
     def search(self, pair: Pair, relation: str | None = None) -> Outcome:
         """Search a pair for failing cases; ``relation`` asks all of them for that one, such as GRAPH.
@@ -249,7 +274,7 @@ class Gate:
         )
         return outcome
 
-    def failed(self, result: Result, backend: Backend, finding: Finding | None = None) -> str:
+    def failed(self, result: Result, backend: Backend, finding: Finding | TraceFinding | None = None) -> str:
         """Save the repro of a failing result, explain it, and write its failure panel."""
         regimes, device = self.plan.regimes, str(self.plan.device)
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)
@@ -258,7 +283,7 @@ class Gate:
 
     def command(self, result: Result) -> str:
         """Give the command that replays a result."""
-        return replay_command(result.case, result.backend, str(self.plan.device), result.relation)
+        return replay_command(result.trace or result.case, result.backend, str(self.plan.device), result.relation)
 
     def close(self, **fields: Any) -> None:
         """Write the end of this process's part."""

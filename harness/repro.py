@@ -22,10 +22,12 @@ from harness.backends.protocol import Backend
 from harness.case import Case, CaseError
 from harness.environment import environment
 from harness.ledger import plain
-from harness.regimes import NoRegime, Regimes
+from harness.regimes import SERVING, NoRegime, Regimes
 from harness.run import Result
 from harness.script import write_script
 from harness.search import Finding
+from harness.serving.search import TraceFinding
+from harness.serving.trace import Trace, TraceError
 
 VERSION = 1
 
@@ -51,6 +53,9 @@ class Repro:
     message: str
     #: Relation between two runs that it broke; None for one run.
     relation: str | None = None
+    #: Id of the serving trace that the case is a decode of, and its steps for people.
+    trace: str | None = None
+    steps: tuple[str, ...] = ()
     #: Id of the first case that showed the fault, and of the smallest passing neighbour; or None.
     first: str | None = None
     neighbour: str | None = None
@@ -62,20 +67,22 @@ class Repro:
     @property
     def command(self) -> str:
         """Give the command that replays it."""
-        return replay_command(self.case, self.backend, self.device, self.relation)
+        return replay_command(self.trace or self.case, self.backend, self.device, self.relation)
 
 
-def replay_command(case: Case, backend: str, device: str, relation: str | None = None) -> str:
+def replay_command(case: Case | str, backend: str, device: str, relation: str | None = None) -> str:
     """Give the command that replays a case on a backend, as whoever started the run would call it."""
     program = os.environ.get("MLA_GATE_COMMAND", "mla-gate")
     parts = [str(case), "--backend", backend, "--device", device]
-    return f"{program} replay {shlex.join(parts + (['--relation', relation] if relation else []))}"
+    related = relation and relation != SERVING  # a trace's id says so itself
+    return f"{program} replay {shlex.join(parts + (['--relation', relation] if relation and related else []))}"
 
 
 def save(
-    result: Result, backend: Backend, regimes: Regimes, folder: Path, *, device: str, finding: Finding | None = None
+    result: Result, backend: Backend, regimes: Regimes, folder: Path, *, device: str, finding: Finding | TraceFinding | None = None
 ) -> list[str]:
     """Write the repro and the script of a failing result; return a line about each."""
+    walk = finding.walk if isinstance(finding, Finding) else None
     made = Repro(
         case=result.case,
         backend=result.backend,
@@ -85,15 +92,19 @@ def save(
         fault=result.verdict.fault,
         message=result.verdict.message,
         relation=result.relation,
+        trace=result.trace,
+        steps=tuple(Trace.parse(result.trace).lines) if result.trace else (),
         first=str(finding.first) if finding else None,
-        neighbour=str(finding.walk.neighbour) if finding and finding.walk.neighbour else None,
-        difference=finding.walk.difference if finding else "",
+        neighbour=str(walk.neighbour) if walk and walk.neighbour else None,
+        difference=walk.difference if walk else "",
         environment=environment(device),
     )
     name = _name(result)
     notes = []
     body = {"mla-gate": "repro", "version": VERSION, **plain(made), "case": str(made.case), "command": made.command}
     notes.append(_write(folder / f"{name}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n", "repro"))
+    if result.trace is not None:
+        return [*notes, "script not made: the fault shows after the steps before it (the repro replays them)"]
     if result.relation is not None and result.verdict.fault in ("variant", "nondeterministic"):
         return [*notes, "script not made: the fault shows between two runs (the repro replays both)"]
     try:
@@ -131,11 +142,16 @@ def load(path: Path | str) -> Repro:
         fields["case"] = Case.parse(str(fields["case"]))
     except CaseError as error:
         raise ReproError(f"{path}: {error}") from error
+    fields["steps"] = tuple(fields.get("steps", ()))
+    try:
+        _ = fields.get("trace") and Trace.parse(str(fields["trace"]))
+    except TraceError as error:
+        raise ReproError(f"{path}: {error}") from error
     return Repro(**fields)
 
 
 def _name(result: Result) -> str:
-    digest = hashlib.sha256(str(result.case).encode()).hexdigest()[:8]
+    digest = hashlib.sha256((result.trace or str(result.case)).encode()).hexdigest()[:8]
     return re.sub(r"[^\w.-]+", "-", f"{result.backend}-{result.verdict.fault or 'error'}-{digest}")
 
 

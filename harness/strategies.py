@@ -87,7 +87,7 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     Raises:
         NoSuchCase: if no case is accepted.
     """
-    plain = _plain_case(accepts, regime.where)
+    plain = plain_case(accepts, regime.where)
     arithmetic = regime.arithmetic
     tiles = {tile for tile in (arithmetic.tile, arithmetic.splits.tile) if tile > 1}
 
@@ -126,7 +126,7 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
 def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
     """Say why a regime is not for a profile on a CPU: its plainest case alone is many times what a case may be; or None."""
     try:
-        plain = _plain_case(accepts, regime.where)
+        plain = plain_case(accepts, regime.where)
     except NoSuchCase:
         return None
     scores = plain.heads * plain.query_tokens * sum(plain.lengths)
@@ -234,7 +234,7 @@ def _accepted(accepts: Accepts, plain: Case, **changes: Any) -> bool:
         return False
 
 
-def _plain_case(accepts: Accepts, where: Region) -> Case:
+def plain_case(accepts: Accepts, where: Region) -> Case:
     """Find the plainest accepted case: no field off its first value, then one, then more, within the region."""
     ranges = {field: _within(where, field, values) for field, values in _USUAL.items()}
     for choice in itertools.islice(by_distance(ranges), _TRIALS):

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from harness.backends.protocol import Backend
 from harness.explain import explain
 from harness.inputs import make_inputs
-from harness.regimes import ABOUT_GRAPH, GRAPH, RELATIONS, Regimes
+from harness.regimes import ABOUT_GRAPH, ABOUT_SERVING, GRAPH, RELATIONS, SERVING, Regimes
 from harness.repro import replay_command
 from harness.run import Result
 from harness.script.text import in_words
 from harness.search import Finding
+from harness.serving.search import TraceFinding
+from harness.serving.trace import Trace
 
 #: Passing neighbours that are named beside the smallest.
 OTHERS = 4
@@ -46,7 +48,7 @@ def panel(
     result: Result,
     *,
     device: str,
-    finding: Finding | None = None,
+    finding: Finding | TraceFinding | None = None,
     looks: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> str:
@@ -62,16 +64,34 @@ def panel(
     verdict = result.verdict
     head = f"{verdict.kind}{f' {verdict.fault}' if verdict.fault else ''}: {result.backend} × {result.regime or 'no regime'}"
     ran = ", ".join(f"{key} {value}" for key, value in result.what_ran.items())
-    about = {**RELATIONS, GRAPH: ABOUT_GRAPH}
+    about = {**RELATIONS, GRAPH: ABOUT_GRAPH, SERVING: ABOUT_SERVING}
     related = f"  relation        {result.relation}: {about[result.relation]}" if result.relation else ""
-    lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else []), ""]
+    lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else [])]
+    lines += _served(result) + [""]
     lines += [textwrap.indent(verdict.message.rstrip(), "  ")]
     lines += [f"  ran: {ran}"] if ran else []
     lines += [f"  {line}" for line in looks]
     if finding is not None:
-        lines += ["", *_shrunk(finding)]
+        lines += ["", *(_shrunk(finding) if isinstance(finding, Finding) else _shortened(finding))]
     lines += [f"  {note}" for note in notes]
-    return "\n".join([*lines, replay_command(result.case, result.backend, device, result.relation)])
+    return "\n".join([*lines, replay_command(result.trace or result.case, result.backend, device, result.relation)])
+
+
+def _served(result: Result) -> list[str]:
+    """List the steps of a serving trace."""
+    if result.trace is None:
+        return []
+    trace = Trace.parse(result.trace)
+    return ["", f"  {trace.about}:", *(f"    {line}" for line in trace.lines)]
+
+
+def _shortened(finding: TraceFinding) -> list[str]:
+    """Say what a trace was shrunk from."""
+    first, walk = finding.first, finding.walk
+    lines = [f"  first seen in a trace of {len(first.steps)} steps: {first}"] if first != walk.trace else []
+    if not walk.complete:
+        lines.append("  the time for shrinking ended first: a shorter trace may fail too")
+    return lines
 
 
 def _shrunk(finding: Finding) -> list[str]:

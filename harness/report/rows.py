@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.ledger import Line, number
-from harness.regimes import GRAPH
+from harness.regimes import GRAPH, SERVING
 from harness.search import EXECUTED
 
 #: Regime of the row that counts refusals of cases outside a backend's contract.
@@ -46,6 +46,9 @@ class Row:
     graphs: int
     #: Why no graph was asked for; None where some were.
     no_graphs: str | None
+    #: Serving traces among the executed, and why none were asked for; None where some were.
+    traces: int
+    no_traces: str | None
     #: Worst measured value over its limit, and the metric's name.
     worst: float
     metric: str
@@ -120,6 +123,8 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
         short=next((line["message"] for line in asked if line["verdict"] == "UNSUPPORTED"), None),
         compiled=sum(line.get("compiled", 0) for line in results),
         graphs=sum(line["relation"] == GRAPH for line in executed),
+        traces=sum(line["relation"] == SERVING for line in executed),
+        no_traces=next((line["no_traces"] for line in lines if line.get("no_traces")), None),
         no_graphs=next((line["no_graphs"] for line in lines if line.get("no_graphs")), None),
         worst=worst,
         metric=metric,
