@@ -41,6 +41,7 @@ from harness.serving.draw import traces
 from harness.serving.search import Served, TraceFinding, serve, why_no_traces
 from harness.serving.trace import Trace
 from harness.strategies import beyond, cases
+from harness.shapes import Shape, ShapeRow, left_of, sort
 from harness.worker import Worker
 
 #: Seconds between two lines of progress.
@@ -197,6 +198,15 @@ class Gate:
     def leave_out(self, pair: Pair, reason: str) -> None:
         """Write down that a pair is not gated, so that the table says so."""
         self.ledger.write("beyond", backend=pair.backend.name, regime=pair.regime.name, reason=reason)
+
+    def shapes(self, row: ShapeRow, backend: Backend) -> list[Shape]:
+        """List the production shapes of a row that are asked of a backend."""
+        return sort(row, backend, self.plan, self.profile, self.options.seed).chosen
+
+    def leave_shapes(self, backend: Backend) -> None:
+        """Write down how many production shapes are not asked of a backend, and what they need."""
+        for regime, (count, reason) in left_of(backend, self.plan, self.profile, self.options.seed).items():
+            self.ledger.write("unasked", backend=backend.name, regime=regime, cases=count, reason=reason)
 
     def intend(self, pair: Pair) -> None:
         """Write down that a pair will be gated, so that one that never is shows in the table."""

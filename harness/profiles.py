@@ -48,6 +48,8 @@ class Profile:
     #: Serving traces that are asked of each backend and regime, and the steps that one has at most.
     traces: int = 3
     trace_steps: int = 10
+    #: Production shapes of each backend and row; None for all that fit.
+    shapes: int | None = 1
     #: Rejected cases that the contract check asks of each backend.
     refusals: int = 12
 
@@ -81,6 +83,7 @@ PROFILES: Mapping[str, Profile] = {
             kernels=24,
             graphs=16,
             traces=40,
+            shapes=None,
             trace_steps=16,
             refusals=40,
         ),
@@ -98,6 +101,7 @@ PROFILES: Mapping[str, Profile] = {
             kernels=200,
             graphs=200,
             traces=1000,
+            shapes=None,
             trace_steps=24,
             refusals=200,
         ),

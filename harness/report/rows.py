@@ -36,7 +36,7 @@ class Row:
     errors: int
     #: Executed cases whose check could not have failed.
     untrusted: int
-    #: Cases that were not run, for want of memory.
+    #: Cases that were not run, for want of memory or because they are too much work here.
     unrun: int
     #: Why the first of them was not; None where all were.
     short: str | None
@@ -87,7 +87,7 @@ def rows(lines: Iterable[Line]) -> list[Row]:
     """Count rows from the lines of one run's ledgers; by backend, in order of first appearance."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        if line["kind"] in ("planned", "result", "finding", "gated"):
+        if line["kind"] in ("planned", "result", "finding", "gated", "unasked"):
             groups.setdefault((line["backend"], _regime(line)), []).append(line)
     backends = list(dict.fromkeys(backend for backend, _ in groups))
     found = [_count(backend, regime, group) for (backend, regime), group in groups.items()]
@@ -111,6 +111,8 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
     executed = [line for line in asked if line["verdict"] in EXECUTED]
     # A random case that fails is counted by the finding it shrinks to.
     failing = sum(line["verdict"] == "FAIL" and line["phase"] != "search" for line in asked)
+    unasked = [line for line in lines if line["kind"] == "unasked"]  # each process of a run says the same
+    short = (line.get("message") or line.get("reason") for line in (*unasked, *asked) if line.get("verdict", "UNSUPPORTED") == "UNSUPPORTED")
     worst, metric = _worst(executed)
     return Row(
         backend=backend,
@@ -119,8 +121,8 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
         failures=failing + sum(line["kind"] == "finding" for line in lines),
         errors=verdicts["ERROR"],
         untrusted=verdicts["UNTRUSTED"],
-        unrun=0 if regime == CONTRACT else verdicts["UNSUPPORTED"],
-        short=next((line["message"] for line in asked if line["verdict"] == "UNSUPPORTED"), None),
+        unrun=0 if regime == CONTRACT else verdicts["UNSUPPORTED"] + max((line["cases"] for line in unasked), default=0),
+        short=next(short, None),
         compiled=sum(line.get("compiled", 0) for line in results),
         graphs=sum(line["relation"] == GRAPH for line in executed),
         traces=sum(line["relation"] == SERVING for line in executed),
