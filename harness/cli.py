@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import cli_case
+from harness import cli_case, cli_shapes
 from harness.cli_case import CommandError, print_json
 from harness.profiles import DEFAULT, PROFILES
 
@@ -60,9 +60,10 @@ def _expected() -> tuple[type[Exception], ...]:
     from harness.regimes import NoRegime, RegimesError
     from harness.repro import ReproError
     from harness.serving.trace import TraceError
+    from harness.shapes import ShapesError
 
     known = (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
-    return (*known, TraceError)
+    return (*known, TraceError, ShapesError)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         ("show", cli_case.show, "Say a case in words and shapes, or a serving trace step by step."),
     ):
         command = add(name, act, about)
-        command.add_argument("case", metavar="ID|FILE", help="id of a case (v1:…:end) or of a serving trace (trace1:…:end), or a repro file")
+        command.add_argument(
+            "case", metavar="ID|FILE", help="id of a case (v1:…:end) or of a serving trace (trace1:…:end), or a repro file"
+        )
         if name == "show":
             continue
         command.add_argument("--backend", metavar="NAME", help="whom to ask (default: the repro's)")
@@ -113,6 +116,11 @@ def _parser() -> argparse.ArgumentParser:
         if name == "shrink":
             command.add_argument("--seconds", type=float, default=120.0, help="how long to walk (default: 120)")
             command.add_argument("--repro-dir", type=Path, default=Path("repros"), help="where the repro goes")
+
+    shapes = add(
+        "shapes", cli_shapes.shapes, "List the production shapes: what each needs, and the first profile that a CPU runs it in."
+    )
+    shapes.add_argument("names", nargs="*", metavar="NAME", help="only rows whose name begins so; every case of them is listed")
 
     report = add("report", _report, "Print the verdict table of ledgers, one cut short included.")
     report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them")

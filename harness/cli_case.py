@@ -89,7 +89,8 @@ def _shrink_trace(given: Any, trace: str, backend: Backend, plan: Plan) -> int:
     from harness.serving.shrink import shrink as shrink_trace
     from harness.serving.trace import Trace
 
-    first, results = Trace.parse(trace), {}
+    first = Trace.parse(trace)
+    results: dict[Trace, Result] = {}
 
     def fails(near: Trace) -> bool | None:
         results[near] = run(near.case, str(near))
@@ -113,9 +114,7 @@ def _shrink_trace(given: Any, trace: str, backend: Backend, plan: Plan) -> int:
 
 
 @contextmanager
-def _runner(
-    given: Any, relation: str | None, backend: Backend, plan: Plan
-) -> Iterator[Callable[[Case, str | None], Result]]:
+def _runner(given: Any, relation: str | None, backend: Backend, plan: Plan) -> Iterator[Callable[[Case, str | None], Result]]:
     """Make what runs a case: a child process that may be lost, or this process where that was asked for."""
     from harness.answer import answer
     from harness.worker import Worker
@@ -128,7 +127,7 @@ def _runner(
 
 
 def _asked(given: Any) -> tuple[Case, str | None, str | None, Backend, Plan]:
-    """Find the case, the trace that it is of, its relation, the backend and where it runs, from an id or a repro and the options."""
+    """Find the case, its trace, its relation, the backend and where it runs, from an id or a repro and the options."""
     from harness.plan import make_plan
     from harness.regimes import load
 

@@ -37,11 +37,10 @@ from harness.report.failure import look, panel
 from harness.repro import replay_command, save
 from harness.run import Result
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
-from harness.serving.draw import traces
 from harness.serving.search import Served, TraceFinding, serve, why_no_traces
 from harness.serving.trace import Trace
-from harness.strategies import beyond, cases
 from harness.shapes import Shape, ShapeRow, left_of, sort
+from harness.strategies import beyond, cases
 from harness.worker import Worker
 
 #: Seconds between two lines of progress.
@@ -212,10 +211,8 @@ class Gate:
         """Write down that a pair will be gated, so that one that never is shows in the table."""
         demanding = self.profile.demands_sensitivities
         graphs, served = why_not_graph(pair.backend, self.plan.device), self.why_no_traces(pair)
-        name, regime = pair.backend.name, pair.regime.name
-        self.ledger.write(
-            "planned", backend=name, regime=regime, demanding=demanding, no_graphs=graphs, no_traces=served
-        )
+        why = {"no_graphs": graphs, "no_traces": served}
+        self.ledger.write("planned", backend=pair.backend.name, regime=pair.regime.name, demanding=demanding, **why)
 
     def why_no_traces(self, pair: Pair) -> str | None:
         """Say why a pair is asked for no serving traces, or None."""
@@ -223,15 +220,12 @@ class Gate:
 
     def serve(self, pair: Pair) -> Served:
         """Ask a pair for serving traces, until one fails."""
-        accepts = acceptance(pair.regime, pair.backend, self.plan.device)
         seed = zlib.crc32(f"{self.options.seed} {pair} serving".encode())
-        shapes = cases(pair.regime, self.profile, pair.backend, self.plan.device, seed=seed)
-        drawn = traces(shapes, accepts, most=self.profile.trace_steps)
 
         def run(trace: Trace) -> Result:
             return self._run(trace.case, None, pair.backend, str(trace))
 
-        served = serve(drawn, run, accepts, self.record, self.profile, seed=seed)
+        served = serve(pair, self.profile, run, self.record, device=self.plan.device, seed=seed)
         if served.finding is not None:
             self.ledger.write("finding", **result_line(served.finding.result, "shrink"), first=str(served.finding.first))
         return served

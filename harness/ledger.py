@@ -7,7 +7,8 @@
 4. A ledger of a newer version is refused; a kind of line that this version does not know is passed over.
 
 Kinds of line: ``planned`` (a regime of a backend that the run means to gate), ``result`` (one case), ``finding`` (one
-fault, shrunk), ``gated`` (a search that ended), ``unasked`` (production shapes that need more than there is), ``beyond`` (a regime that the run left out), ``end`` (the run's own end).
+fault, shrunk), ``gated`` (a search that ended), ``beyond`` (a regime that the run left out), ``unasked`` (production shapes
+that need more than there is), ``end`` (the run's own end).
 """
 
 from __future__ import annotations

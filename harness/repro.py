@@ -79,7 +79,13 @@ def replay_command(case: Case | str, backend: str, device: str, relation: str | 
 
 
 def save(
-    result: Result, backend: Backend, regimes: Regimes, folder: Path, *, device: str, finding: Finding | TraceFinding | None = None
+    result: Result,
+    backend: Backend,
+    regimes: Regimes,
+    folder: Path,
+    *,
+    device: str,
+    finding: Finding | TraceFinding | None = None,
 ) -> list[str]:
     """Write the repro and the script of a failing result; return a line about each."""
     walk = finding.walk if isinstance(finding, Finding) else None

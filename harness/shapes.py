@@ -97,8 +97,11 @@ class ShapeRow:
     shapes: tuple[Shape, ...]
 
     def chosen(self, fitting: Sequence[Shape], profile: Profile, seed: int) -> list[Shape]:
-        """Choose those of the fitting shapes that a profile asks: all, or some that the seed decides."""
-        count = len(fitting) if profile.shapes is None else min(profile.shapes, len(fitting))
+        """Choose those of the fitting shapes that a profile asks: all, or some of the less work, as the seed decides."""
+        if profile.shapes is None or not fitting:
+            return list(fitting)
+        fitting = sorted(fitting, key=lambda shape: shape.needs.scores)[: -(-len(fitting) // 2)]
+        count = min(profile.shapes, len(fitting))
         start = zlib.crc32(f"{self.name} {seed}".encode())
         return [fitting[(start + index * len(fitting) // count) % len(fitting)] for index in range(count)]
 
@@ -180,7 +183,7 @@ def shape_rows(folder: Path = FOLDER) -> tuple[ShapeRow, ...]:
 
 
 def lengths_of(length: int, batch: int) -> tuple[int, ...]:
-    """Make the lengths of a batch whose longest request has ``length`` tokens: four lengths, in runs, so that ids stay short."""
+    """Make the lengths of a batch, ``length`` the longest: four lengths, in runs, so that ids stay short."""
     if batch == 1:
         return (length,)
     four = (length - length // 3, length, length // 7 + 1, length // 2 + 1)
@@ -202,7 +205,9 @@ def _row(path: Path, entry: Mapping[str, Any], sets: Mapping[str, list[Any]]) ->
     owner = f"{path}: row {entry.get('name', '?')}"
     lacking = [key for key in ("name", "source", "why", "fixed", "axes") if not entry.get(key)]
     if lacking or set(entry) - _KEYS:
-        raise ShapesError(f"{owner}: lacks {', '.join(lacking) or 'nothing'}, and has {', '.join(set(entry) - _KEYS) or 'no more'}")
+        raise ShapesError(
+            f"{owner}: lacks {', '.join(lacking) or 'nothing'}, and has {', '.join(set(entry) - _KEYS) or 'no more'}"
+        )
     axes: dict[str, list[Any]] = {}
     for axis, values in entry["axes"].items():
         if isinstance(values, str) and values not in sets:

@@ -126,9 +126,7 @@ def _serve(jobs: Connection, stderr: str, memory: int | None, device: str, share
         if job.regimes not in rules:
             rules[job.regimes] = load(job.regimes)
         made, own = backends[job.backend], rules[job.regimes]
-        result = answer(
-            job.case, job.relation, made, own, device=job.device, on_stage=jobs.send, trace=job.trace
-        )
+        result = answer(job.case, job.relation, made, own, device=job.device, on_stage=jobs.send, trace=job.trace)
         if job.device.startswith("cuda") and result.verdict.kind in ("FAIL", "ERROR") and _poisoned(job.device):
             jobs.send(_Last(result=result))
             # Not by the ordinary way: what would be torn down there waits for a device that no longer answers.
@@ -195,9 +193,7 @@ class Worker:
         seen = self._seen.setdefault(backend, _Seen())
         limit = max(self.limits.least, self.limits.factor * seen.slowest) if seen.hung else self.limits.first
         began, stage = time.monotonic(), "prepare"
-        job = _Job(
-            case=case, backend=backend, device=self.device, regimes=self.regimes, relation=relation, trace=trace
-        )
+        job = _Job(case=case, backend=backend, device=self.device, regimes=self.regimes, relation=relation, trace=trace)
         try:
             child.pipe.send(job)
             while child.pipe.poll(max(0.0, began + limit - time.monotonic())):

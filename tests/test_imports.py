@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.judge", "harness.run",
         "harness.assembly", "harness.compilations", "harness.axes", "harness.tokens",
     ),
-    "telling": ("harness.report", "harness.plugin", "harness.cli", "harness.cli_case", "harness.gate"),
+    "telling": ("harness.report", "harness.plugin", "harness.cli", "harness.cli_case", "harness.cli_shapes", "harness.gate"),
     "cases": ("cases",),
     "finding": ("harness",),
 }  # fmt: skip

@@ -67,7 +67,7 @@ def panel(
     about = {**RELATIONS, GRAPH: ABOUT_GRAPH, SERVING: ABOUT_SERVING}
     related = f"  relation        {result.relation}: {about[result.relation]}" if result.relation else ""
     lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else [])]
-    lines += _served(result) + [""]
+    lines += [*_served(result), ""]
     lines += [textwrap.indent(verdict.message.rstrip(), "  ")]
     lines += [f"  ran: {ran}"] if ran else []
     lines += [f"  {line}" for line in looks]

@@ -112,7 +112,11 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
     # A random case that fails is counted by the finding it shrinks to.
     failing = sum(line["verdict"] == "FAIL" and line["phase"] != "search" for line in asked)
     unasked = [line for line in lines if line["kind"] == "unasked"]  # each process of a run says the same
-    short = (line.get("message") or line.get("reason") for line in (*unasked, *asked) if line.get("verdict", "UNSUPPORTED") == "UNSUPPORTED")
+    short = (
+        line.get("message") or line.get("reason")
+        for line in (*unasked, *asked)
+        if line.get("verdict", "UNSUPPORTED") == "UNSUPPORTED"
+    )
     worst, metric = _worst(executed)
     return Row(
         backend=backend,

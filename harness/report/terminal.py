@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from harness.report.rows import CONTRACT, Row
 
 _HEADS = (
-    "backend", "regime", "cases", "failures", "untrusted", "worst ratio", "never seen", "compiled", "graphs", "traces", "time", "verdict",
+    "backend", "regime", "cases", "failures", "untrusted", "worst ratio", "never seen", "compiled", "graphs", "traces",
+    "time", "verdict",
 )  # fmt: skip
 #: Columns whose entries are words; numbers stand to the right.
 _WORDS = frozenset({"backend", "regime", "worst ratio", "never seen", "verdict"})
@@ -51,10 +52,10 @@ def notes(found: Sequence[Row]) -> list[str]:
         for row in found
         if row.unrun
     ]
-    for what, of in (("graphs", lambda row: row.no_graphs), ("traces", lambda row: row.no_traces)):
+    for what in ("graphs", "traces"):
         reasons: dict[str, list[str]] = {}
         for row in found:
-            reasons.setdefault(of(row) or "", []).append(row.regime)
+            reasons.setdefault(getattr(row, f"no_{what}") or "", []).append(row.regime)
         said += [f"no {what} asked of {', '.join(regimes)}: {reason}" for reason, regimes in reasons.items() if reason]
     return said
 

@@ -96,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", default="torch-sdpa", help="who decodes (default: torch-sdpa)")
     parser.add_argument("--traces", type=int, default=500, help="traces that are asked at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=list(FAULTS), help="names of faults; all by default, none to ask the right engine")
+    parser.add_argument(
+        "--only", nargs="*", default=list(FAULTS), help="names of faults; all by default, none to ask the right engine"
+    )
     options = parser.parse_args(arguments)
     unknown = set(options.only) - set(FAULTS)
     if unknown:
@@ -112,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(row, flush=True)
     else:
         results = [run_trace(trace, backend, regimes) for trace in asked]
-        kinds = {kind: sum(result.verdict.kind == kind for result in results) for kind in ("PASS", "UNTRUSTED", "FAIL", "ERROR", "UNSUPPORTED")}
+        kinds = {
+            kind: sum(result.verdict.kind == kind for result in results)
+            for kind in ("PASS", "UNTRUSTED", "FAIL", "ERROR", "UNSUPPORTED")
+        }
         steps, decodes = sum(len(trace.steps) for trace in asked), sum(1 for trace in asked for _ in trace.decodes())
         print(f"{options.backend}: {len(asked)} traces, {steps} steps, {decodes} decodes: {kinds}")
         for result in results:

@@ -74,7 +74,8 @@ def _remember_longest(moment: Moment, kept: int) -> int:
 def _longest(moment: Moment, length: int) -> int:
     """Count the rejected tokens in, as far as the request's pages reach."""
     room = len(moment.engine.tables[moment.request]) * moment.engine.setup.shape.page_size
-    return min(max(length, moment.engine.notes.get(("longest", moment.request), 0)), room)
+    longest: int = moment.engine.notes.get(("longest", moment.request), 0)
+    return min(max(length, longest), room)
 
 
 def _forget_partial(moment: Moment, pages: list[int]) -> list[int]:
@@ -105,7 +106,6 @@ def _table_at_first(moment: Moment, pages: list[int]) -> list[int]:
     known: list[int] = moment.engine.notes.setdefault(("table", moment.request), [])
     known += pages[len(known) :]
     return known[: len(pages)] if moment.group else pages
-
 
 
 def _neighbour(moment: Moment, pages: list[int]) -> list[int]:
@@ -182,10 +182,9 @@ FAULTS: Mapping[str, PoolFault] = {
         PoolFault(name="restore-leaves-a-group-out", what="the second group's layers do not come back from the host",
                   why="layers left out of the store while they stay in the group (vllm-project/vllm #50563)",
                   needs="two groups, offload and restore", acts={"loaded": _first_group}),
-        PoolFault(name="preempted-page-not-restored", what="a request that resumes has its last page written anew only",
-                  why="recomputation that starts at the last page", needs="a preempted request of two pages, or one whose page went",
-                  acts={"rewritten": lambda moment, tokens: tokens[
-                      (len(tokens) - 1) // moment.engine.setup.shape.page_size * moment.engine.setup.shape.page_size :]}),
+        PoolFault(name="preempted-page-not-restored", what="a request that resumes has its first page not written anew",
+                  why="a prefix that is taken to be in the cache still", needs="preempt, another request in its page, resume",
+                  acts={"rewritten": lambda moment, tokens: tokens[moment.engine.setup.shape.page_size :]}),
         PoolFault(name="resumed-without-the-newest", what="a request that resumes lacks the row of its newest token",
                   why="the token that was sampled and not yet written", needs="preempt and resume",
                   acts={"rewritten": lambda moment, tokens: tokens[:-1]}),
@@ -199,7 +198,8 @@ FAULTS: Mapping[str, PoolFault] = {
                   why="lengths rounded down to pages", needs="a rejection past a partial page, and a request after it",
                   acts={"over": _forget_partial}),
         PoolFault(name="append-one-slot-late", what="the newest row is written one slot further in its page",
-                  why="a length that counts the new token already", needs="pages of two tokens", acts={"places": _one_slot_late}),
+                  why="a length that counts the new token already", needs="pages of two tokens",
+                  acts={"places": _one_slot_late}),
         PoolFault(name="append-in-the-page-before", what="a row that begins a page is written to the page before",
                   why="the page looked up by the last token", needs="a decode at the edge of a page",
                   acts={"places": _page_of_the_token_before}),

@@ -14,19 +14,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import hypothesis
+import torch
 from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis import strategies as st
 
-from harness.acceptance import Accepts
+from harness.acceptance import Accepts, acceptance
 from harness.case import Case, CaseError
+from harness.plan import Pair
 from harness.profiles import Profile
 from harness.regimes import Regime
 from harness.run import Result
 from harness.search import EXECUTED, nature
+from harness.serving.draw import traces
 from harness.serving.shrink import ShrunkTrace, shrink
 from harness.serving.steps import NAMES
 from harness.serving.trace import Setup, Trace
-from harness.strategies import NoSuchCase, plain_case
+from harness.strategies import NoSuchCase, cases, plain_case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,25 +91,29 @@ def draw(strategy: st.SearchStrategy[Trace], count: int, *, seed: int) -> list[T
 
 
 def serve(
-    strategy: st.SearchStrategy[Trace],
-    run: Callable[[Trace], Result],
-    accepts: Accepts,
-    heard: Callable[[Result, str], None],
+    pair: Pair,
     profile: Profile,
+    run: Callable[[Trace], Result],
+    heard: Callable[[Result, str], None],
     *,
+    device: torch.device,
     seed: int,
 ) -> Served:
-    """Ask traces until one fails, and shrink it.
+    """Ask a pair for traces until one fails, and shrink it.
 
     Args:
-        strategy: the traces.
-        run: runs one.
-        accepts: whether a case may be asked.
-        heard: hears of each result as it comes, with "search" or "shrink".
+        pair: the backend and the regime.
         profile: says how many, and how long.
+        run: runs one.
+        heard: hears of each result as it comes, with "search" or "shrink".
+        device: where it runs.
         seed: of the search.
     """
-    executed, errors, end = 0, [], time.monotonic() + profile.seconds
+    accepts = acceptance(pair.regime, pair.backend, device)
+    shapes = cases(pair.regime, profile, pair.backend, device, seed=seed)
+    strategy = traces(shapes, accepts, most=profile.trace_steps)
+    executed, end = 0, time.monotonic() + profile.seconds
+    errors: list[Result] = []
     for trace in draw(strategy, profile.traces, seed=seed):
         result = run(trace)
         heard(result, "search")
@@ -143,4 +150,3 @@ def _shrunk(
 
 def _cases(trace: Trace) -> Iterator[Case]:
     yield from (case for _, cases in trace.decodes() for case in cases)
-

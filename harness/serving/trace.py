@@ -160,7 +160,11 @@ class Trace:
             raise TraceError(f"this id is cut off: it must end with :end, not {text[-12:]!r}")
         keys = [part for part in parts if "=" in part]
         own = {key: value for key, _, value in (part.partition("=") for part in keys) if key in ("pages", "layers")}
-        if len(own) < 2 or not re.fullmatch(r"\d{1,9}", own["pages"]) or not re.fullmatch(r"\d{1,3}(\+\d{1,3})*", own["layers"]):
+        if (
+            len(own) < 2
+            or not re.fullmatch(r"\d{1,9}", own["pages"])
+            or not re.fullmatch(r"\d{1,3}(\+\d{1,3})*", own["layers"])
+        ):
             raise TraceError(f"the id of a trace has pages=NUMBER and layers=NUMBER+NUMBER, {text!r} has not")
         shape = [key for key in keys if key.partition("=")[0] not in own]
         try:

@@ -72,9 +72,7 @@ class Truth:
     def copy(self) -> Truth:
         """Copy it."""
         tokens = {name: list(own) for name, own in self.tokens.items()}
-        return Truth(
-            pages=self.pages, page_size=self.page_size, tokens=tokens, where=dict(self.where), issued=self.issued
-        )
+        return Truth(pages=self.pages, page_size=self.page_size, tokens=tokens, where=dict(self.where), issued=self.issued)
 
     def _apply(self, step: Step, *, full: bool) -> None:
         new = self.written(step)
