@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cases.pins import pinned
+from cases.served import say_what_is_left, shapes, why_no_traces
 from harness.backends.protocol import Backend
 from harness.graphs import why_not_graph
 from harness.known import KnownFailure, known_failures, wholly_known
@@ -38,10 +39,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("graphed", asked, ids=str)
     elif "served" in wanted:
         whole = [pair for pair in plan.pairs if wholly_known(pair.backend.name, pair.regime.name) is None]
-        asked = [pair for pair in whole if gate.beyond(pair) is None and gate.why_no_traces(pair) is None]
+        asked = [pair for pair in whole if gate.beyond(pair) is None and why_no_traces(gate, pair) is None]
         metafunc.parametrize("served", asked, ids=str)
     elif "row" in wanted:
-        found = [(backend, row) for backend in plan.backends for row in shape_rows() if gate.shapes(row, backend)]
+        found = [(backend, row) for backend in plan.backends for row in shape_rows() if shapes(gate, row, backend)]
         metafunc.parametrize(("backend", "row"), found, ids=[f"{backend.name}-{row.name}" for backend, row in found])
     elif "pin" in wanted:
         asked = [(backend, pin) for backend in plan.backends for pin in pinned() if regime_of(plan, backend, pin.case)]
@@ -53,13 +54,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Write down which production shapes are not asked for want of memory or time, so that the table counts them."""
-    asked = any("row" in getattr(item, "fixturenames", ()) for item in session.items)
-    if asked and not session.config.option.collectonly:
+    """Write down what is left out of the traces and shapes that are asked, so that the table says so."""
+    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if fixtures & {"served", "row"} and not session.config.option.collectonly:
         gate = planned(session.config)
         assert gate is not None, "what is collected was planned"
-        for backend in gate.plan.backends:
-            gate.leave_shapes(backend)
+        say_what_is_left(gate, traces="served" in fixtures, shapes="row" in fixtures)
 
 
 def _concerns(plan: Plan, backend: Backend, entry: KnownFailure) -> bool:

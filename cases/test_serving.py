@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from cases.served import serve
 from harness.gate import Gate
 from harness.plan import Pair
 
 
 def test_backend_agrees_with_the_reference_while_an_engine_serves(mla_gate: Gate, served: Pair) -> None:
-    found = mla_gate.serve(served)
+    found = serve(mla_gate, served)
     said = [mla_gate.failed(found.finding.result, served.backend, found.finding)] if found.finding else []
     said += [mla_gate.failed(result, served.backend) for result in found.errors]
     if said:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cases.served import shapes
 from harness.backends.protocol import Backend
 from harness.gate import Gate
 from harness.shapes import ShapeRow
@@ -14,7 +15,7 @@ EXPLAINED = 2
 
 def test_backend_agrees_on_the_production_shapes(mla_gate: Gate, backend: Backend, row: ShapeRow) -> None:
     said, names = [], []
-    for shape in mla_gate.shapes(row, backend):
+    for shape in shapes(mla_gate, row, backend):
         result = mla_gate.ask(shape.case, backend, "shapes")
         if result.verdict.kind in ("FAIL", "ERROR"):
             names.append(shape.name)

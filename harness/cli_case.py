@@ -28,9 +28,9 @@ def replay(given: Any) -> int:
     from harness.ledger import result_line
     from harness.report.failure import look, panel
 
-    case, trace, relation, backend, plan = _asked(given)
+    case, relation, backend, plan = _asked(given)
     with _runner(given, relation, backend, plan) as run:
-        result = run(case, trace)
+        result = run(case)
     if given.json:
         print_json(result_line(result, "replay"))
     elif result.verdict.kind in ("FAIL", "ERROR"):
@@ -47,15 +47,16 @@ def shrink(given: Any) -> int:
     from harness.report.failure import look, panel
     from harness.repro import save
     from harness.search import Finding, nature
+    from harness.serving.trace import is_trace
     from harness.shrink import shrink as shrink_case
 
-    case, trace, relation, backend, plan = _asked(given)
-    if trace is not None:
-        return _shrink_trace(given, trace, backend, plan)
+    case, relation, backend, plan = _asked(given)
+    if is_trace(relation):
+        return _shrink_trace(given, str(relation), backend, plan)
     results: dict[Any, Result] = {}
 
     def fails(near: Case) -> bool | None:
-        results[near] = run(near, None)
+        results[near] = run(near)
         if results[near].verdict.kind == "UNSUPPORTED":
             return None
         return nature(results[near]) == wanted
@@ -80,7 +81,7 @@ def shrink(given: Any) -> int:
     return 1
 
 
-def _shrink_trace(given: Any, trace: str, backend: Backend, plan: Plan) -> int:
+def _shrink_trace(given: Any, relation: str, backend: Backend, plan: Plan) -> int:
     """Walk from a failing trace to the shortest near it; return the exit status, which is that of a failure."""
     from harness.report.failure import panel
     from harness.repro import save
@@ -89,45 +90,45 @@ def _shrink_trace(given: Any, trace: str, backend: Backend, plan: Plan) -> int:
     from harness.serving.shrink import shrink as shrink_trace
     from harness.serving.trace import Trace
 
-    first = Trace.parse(trace)
+    first = Trace.parse(relation)
     results: dict[Trace, Result] = {}
 
     def fails(near: Trace) -> bool | None:
-        results[near] = run(near.case, str(near))
+        with _runner(given, str(near), backend, plan) as run:
+            results[near] = run(near.case)
         return None if results[near].verdict.kind == "UNSUPPORTED" else nature(results[near]) == wanted
 
     wanted = None
-    with _runner(given, None, backend, plan) as run:
-        fails(first)
-        wanted = nature(results[first])
-        if wanted is None:
-            raise CommandError(f"{backend.name} does not fail on {trace}: its verdict is {results[first].verdict.kind}")
-        walk = shrink_trace(first, fails, seconds=given.seconds)
+    fails(first)
+    wanted = nature(results[first])
+    if wanted is None:
+        raise CommandError(f"{backend.name} does not fail on {first}: its verdict is {results[first].verdict.kind}")
+    walk = shrink_trace(first, fails, seconds=given.seconds)
     finding = TraceFinding(result=results[walk.trace], first=first, walk=walk)
     notes = save(finding.result, backend, plan.regimes, given.repro_dir, device=str(plan.device), finding=finding)
     if given.json:
-        print_json({"trace": str(walk.trace), "steps": walk.trace.lines, "asked": walk.asked, "complete": walk.complete,
-                    "notes": notes})  # fmt: skip
+        found = {"trace": str(walk.trace), "steps": walk.trace.lines, "asked": walk.asked, "complete": walk.complete}
+        print_json(found | {"notes": notes})
     else:
         print(panel(finding.result, device=str(plan.device), finding=finding, notes=notes))
     return 1
 
 
 @contextmanager
-def _runner(given: Any, relation: str | None, backend: Backend, plan: Plan) -> Iterator[Callable[[Case, str | None], Result]]:
+def _runner(given: Any, relation: str | None, backend: Backend, plan: Plan) -> Iterator[Callable[[Case], Result]]:
     """Make what runs a case: a child process that may be lost, or this process where that was asked for."""
     from harness.answer import answer
     from harness.worker import Worker
 
     if given.isolation == "worker":
         with Worker(device=str(plan.device), regimes=given.regimes_file) as worker:
-            yield lambda case, trace: worker.run(case, backend.name, relation, trace)
+            yield lambda case: worker.run(case, backend.name, relation)
     else:
-        yield lambda case, trace: answer(case, relation, backend, plan.regimes, device=plan.device, trace=trace)
+        yield lambda case: answer(case, relation, backend, plan.regimes, device=plan.device)
 
 
-def _asked(given: Any) -> tuple[Case, str | None, str | None, Backend, Plan]:
-    """Find the case, its trace, its relation, the backend and where it runs, from an id or a repro and the options."""
+def _asked(given: Any) -> tuple[Case, str | None, Backend, Plan]:
+    """Find the case, its relation, the backend and where it runs, from an id or a repro and the options."""
     from harness.plan import make_plan
     from harness.regimes import load
 
@@ -135,24 +136,25 @@ def _asked(given: Any) -> tuple[Case, str | None, str | None, Backend, Plan]:
         from harness.backends.aiter_source import name_sources
 
         name_sources(given.aiter_source)
-    case, trace, repro = _read_case(given.case)
+    case, relation, repro = _read_case(given.case)
     name = given.backend or (repro and repro.backend)
     if not name:
         raise CommandError("an id says nothing of whom to ask: add --backend NAME (mla-gate backends lists them)")
     device = given.device or (repro and repro.device)
     plan = make_plan(load(given.regimes_file), device=device, backends=[name])
-    return case, trace, given.relation or (repro and repro.relation), plan.backends[0], plan
+    return case, given.relation or relation, plan.backends[0], plan
 
 
 def _read_case(text: str) -> tuple[Case, str | None, Any]:
+    """Read the case and the relation that an id or a file names; the relation of a serving trace's id is the id."""
     from harness.case import Case
     from harness.repro import load as load_repro
-    from harness.serving.trace import VERSION, Trace
+    from harness.serving.trace import Trace, is_trace
 
     if Path(text).is_file() or text.endswith(".json"):
         repro = load_repro(text)
-        return repro.case, repro.trace, repro
-    if text.strip().startswith(VERSION):
+        return repro.case, repro.relation, repro
+    if is_trace(text.strip()):
         return Trace.parse(text).case, text.strip(), None
     return Case.parse(text), None, None
 
@@ -162,10 +164,11 @@ def show(given: Any) -> int:
     from harness.inputs import make_inputs
     from harness.ledger import plain
     from harness.script.text import in_words
+    from harness.serving.trace import is_trace
 
-    case, trace, _ = _read_case(given.case)
-    if trace is not None:
-        return _show_trace(trace, as_json=given.json)
+    case, relation, _ = _read_case(given.case)
+    if is_trace(relation):
+        return _show_trace(str(relation), as_json=given.json)
     inputs = make_inputs(case)
     shapes = {
         name: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, strides {list(tensor.stride())}"
@@ -181,7 +184,7 @@ def show(given: Any) -> int:
 
 
 def _show_trace(text: str, *, as_json: bool) -> int:
-    """Say a trace in words."""
+    """Say a trace in words; return the exit status."""
     from harness.script.text import in_words
     from harness.serving.steps import VERBS
     from harness.serving.trace import Trace

@@ -22,7 +22,9 @@ from typing import Any
 
 from harness.case import Case
 from harness.region import Region, RegionError, globs_meet
+from harness.rounded_query import RoundedQuery
 from references.arithmetic import Arithmetic
+from references.problem import Problem
 
 #: The rules that the project ships.
 RULES = Path(__file__).resolve().parent.parent / "cases" / "regimes.toml"
@@ -44,8 +46,8 @@ RELATIONS: Mapping[str, str] = {
 }
 #: The relation of a question that asks for a captured graph (harness/graphs.py), and what it is.
 GRAPH, ABOUT_GRAPH = "graph", "a captured graph is replayed over other inputs in the same memory"
-#: The relation of a decode to the steps before it in a serving trace (harness/serving), and what it is.
-SERVING, ABOUT_SERVING = "serving", "the last of the decodes that a serving trace makes from one pool of pages"
+#: The relation of a question outside a backend's contract (harness/refusal.py), and what it is.
+REFUSAL, ABOUT_REFUSAL = "refusal", "the backend says that it cannot do the case, and must refuse it"
 
 
 class RegimesError(ValueError):
@@ -106,6 +108,12 @@ class Regime:
     exact: frozenset[str]
     #: What the numbers rest on.
     why: str
+    #: How the query is rounded before the kernel sees it, by a route; None where it is not.
+    query: RoundedQuery | None = None
+
+    def understood(self, problem: Problem) -> Problem:
+        """State the problem that answers are held to."""
+        return problem if self.query is None else self.query.of(problem)
 
     def covers(self, backend: str) -> bool:
         """Tell whether a backend is among those of this row."""
@@ -219,7 +227,7 @@ def _limits(name: str, entry: Any) -> Limits:
 def _row(number: int, entry: Any, limits: Mapping[str, Limits]) -> Regime:
     entry = _table(entry, f"row {number}")
     owner = f"regime {entry['name']!r} (row {number})" if isinstance(entry.get("name"), str) else f"row {number}"
-    _keys(entry, {field.name for field in dataclasses.fields(Regime)}, owner)
+    _keys({"query": None} | entry, {field.name for field in dataclasses.fields(Regime)}, owner)
     _reason(entry, owner)
     if not isinstance(entry["name"], str) or not entry["name"] or any(mark.isspace() for mark in entry["name"]):
         raise ValueError(f"{owner} needs a name of one word")
@@ -239,6 +247,7 @@ def _row(number: int, entry: Any, limits: Mapping[str, Limits]) -> Regime:
     try:
         where = Region.from_table(_table(entry["where"], "where"))
         arithmetic = Arithmetic.from_table(_table(entry["arithmetic"], "arithmetic"))
+        query = RoundedQuery.from_table(_table(entry["query"], "query")) if "query" in entry else None
     except (RegionError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{owner}: {error}") from error
     return Regime(
@@ -250,6 +259,7 @@ def _row(number: int, entry: Any, limits: Mapping[str, Limits]) -> Regime:
         accuracy=accuracy,
         exact=frozenset(entry["exact"]),
         why=entry["why"].strip(),
+        query=query,
     )
 
 

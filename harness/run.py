@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -45,8 +46,6 @@ class Result:
     verdict: Verdict
     #: The relation between runs that was asked; None for a plain run.
     relation: str | None = None
-    #: Id of the serving trace that the case is a decode of; None for a case that stands alone.
-    trace: str | None = None
     #: Wall time of the backend's run, and of everything, seconds.
     run_seconds: float = 0.0
     seconds: float = 0.0
@@ -54,6 +53,8 @@ class Result:
     compiled: int = 0
     #: What the backend says ran.
     what_ran: Mapping[str, str | int] = field(default_factory=dict)
+    #: Fingerprint of the answer's bits, for comparing two answers; None where there is no well-formed one.
+    bits: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,24 @@ class Attempt:
             seconds=seconds,
             compiled=self.compiled,
             what_ran=_words(self.output.what_ran) if self.output else {},
+            bits=self._bits(case, backend),
         )
+
+    def _bits(self, case: Case, backend: Backend) -> str | None:
+        if self.inputs is None or self.output is None or self.verdict.kind == "ERROR":
+            return None
+        return None if malformed(self.inputs, self.output, backend) else fingerprint(case, self.output)
+
+
+def fingerprint(case: Case, output: Output) -> str:
+    """Hash the bits of a well-formed answer, output and log-sum-exp, in the rows that see a token."""
+    newest = torch.tensor(case.lengths)[:, None] - case.query_tokens + torch.arange(case.query_tokens)
+    seen = (newest >= 0).to(output.out.device)
+    made = hashlib.blake2b(digest_size=8)
+    for tensor in (output.out, output.lse):
+        if tensor is not None:
+            made.update(tensor[seen].contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return made.hexdigest()
 
 
 def _words(what_ran: Mapping[str, Any]) -> dict[str, str | int]:

@@ -218,7 +218,7 @@ def ulp(values: Tensor, fmt: Format) -> Tensor:
     """
     _require_wide(values)
     spacing = _binade(values).clamp_(min=fmt.smallest_normal).mul_(2.0 ** (1 - fmt.significand))
-    return spacing.masked_fill_(~values.isfinite(), torch.nan)
+    return spacing.add_(values - values)  # nothing, or NaN
 
 
 def _require_wide(values: Tensor) -> None:

@@ -126,7 +126,7 @@ class Stub:
     @property
     def kind(self) -> str:
         """Name what it does."""
-        return self.name.rpartition(":")[2]
+        return self.name.rpartition(":")[2].partition("@")[0]
 
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Say why a case lies outside the contract."""
@@ -145,7 +145,7 @@ class Stub:
 
 def make(name: str, label: str | None = None) -> Stub:
     """Make a stub."""
-    return Stub(name=name)
+    return Stub(name=f"{name}@{label}" if label else name)
 
 
 def write_regimes(folder: Path) -> Path:

@@ -311,10 +311,10 @@ def test_a_budget_hardly_depends_on_how_it_is_cut(arithmetic: Arithmetic, monkey
     whole = budget(problem, arithmetic)
     monkeypatch.setattr("references.pieces._PIECE_BYTES", 1)
     pieces = budget(problem, arithmetic)
-    # A tile that straddles two pieces has its maximum found twice; bounds do not look at tiles.
     for field in dataclasses.fields(Budget):
         expected, actual = getattr(whole, field.name), getattr(pieces, field.name)
-        share = 1e-5 if "hard" in field.name else 0.15
+        # Outputs are sorted into parts of a spacing, where one sum's rounding moves an element or two.
+        share = 1e-5 if "hard" in field.name else 1e-3
         assert (actual - expected).abs().max() <= share * expected.abs().max(), field.name
 
 
@@ -327,4 +327,9 @@ def test_every_request_has_the_budget_it_has_alone() -> None:
         alone = dataclasses.replace(
             problem, query=problem.query[request : request + 1], slots=problem.slots[start : start + length], lengths=(length,)
         )
-        assert torch.equal(budget(alone, arithmetic).hard[0], whole.hard[request])
+        found = budget(alone, arithmetic)
+        # Side by side, sums are made in another order.
+        for field in dataclasses.fields(Budget):
+            torch.testing.assert_close(
+                getattr(found, field.name)[0], getattr(whole, field.name)[request], rtol=1e-4, atol=1e-12
+            )

@@ -43,7 +43,7 @@ def as_json(ask: Ask, *arguments: str) -> tuple[int, Any]:
     return status, json.loads(out)
 
 
-COMMANDS = ("backends", "regimes", "run", "replay", "shrink", "show", "report")
+COMMANDS = ("backends", "regimes", "routes", "run", "replay", "shrink", "show", "report", "compare")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

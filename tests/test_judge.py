@@ -16,6 +16,7 @@ from harness.case import CONTENTS, Case
 from harness.inputs import Inputs, make_inputs
 from harness.judge import judge
 from harness.measure import CHECKS, measure, measure_truth
+from harness.memory import empty
 from harness.verdict import KINDS, Verdict
 from references.arithmetic import Splits
 from references.oracle import oracle
@@ -99,10 +100,19 @@ def test_accuracy_is_not_asked_of_rows_with_huge_scores() -> None:
 @pytest.mark.parametrize("where", [(0, 0, 0), (1, 1, 2)])
 def test_rows_never_written_are_unwritten(where: tuple[int, int, int]) -> None:
     inputs, output = answered(CASE)
-    inputs.out[where].view(torch.int16).fill_(-1)
+    empty(inputs.out[where])
     verdict = judge(inputs, output, REGIME)
     assert verdict.fault == "unwritten"
     assert f"request {where[0]}, query token {where[1]}, head {where[2]}" in verdict.message
+
+
+@pytest.mark.parametrize("code", [0x7FC0, 0x7FFF, 0xFFC0, 0xFFFF])
+@pytest.mark.parametrize("output_format", ["bf16", "fp16", "fp32"])
+def test_a_nan_that_a_kernel_writes_is_no_unwritten_element(code: int, output_format: str) -> None:
+    rules = regime(arithmetic=dataclasses.replace(ARITHMETIC, output=output_format))
+    inputs, output = answered(CASE, rules)
+    inputs.out[0, 0, 0].view(torch.int16).fill_(code - (1 << 16) if code >> 15 else code)
+    assert judge(inputs, output, rules).fault == "non-finite"
 
 
 def test_an_lse_never_written_is_unwritten() -> None:
@@ -281,13 +291,22 @@ def test_a_plain_case_would_have_seen_every_sensitivity() -> None:
     assert "split-edge-dropped" in verdict.measurements.sensitivities
 
 
+def test_what_the_longest_request_does_not_see_is_asked_of_the_others_that_it_applies_to() -> None:
+    # A needle hides every other token; the second request has no page edge.
+    unseen = CASE.replace(lengths=(150, 9), content="needle", amplitude=10.0, seed=4)
+    verdict = judge(*answered(unseen), REGIME)
+    assert verdict.measurements.sensitivities["page-edge-dropped"] is False
+    seen = judge(*answered(unseen.replace(lengths=(150, 17))), REGIME)
+    assert seen.measurements.sensitivities["page-edge-dropped"] is True
+
+
 def test_rows_are_measured_one_request_or_all_alike() -> None:
     inputs, output = answered(CASE)
     yardstick = measure_truth(inputs.problem(), oracle(inputs.problem()), REGIME)
     error = output.out.double().reshape(yardstick.out.shape) - yardstick.out
-    both, second = measure(yardstick, error, None), measure(yardstick, error[1], None, 1)
-    assert torch.equal(both.z[1], second.z)
-    assert torch.equal(both.worst()[1], second.worst())
+    both, second = measure(yardstick, error, None), measure(yardstick, error[1:], None, [1])
+    assert torch.equal(both.z[1:], second.z)
+    assert torch.equal(both.worst()[1:], second.worst())
 
 
 @pytest.mark.parametrize(("kind", "fault"), [("FAIL", None), ("PASS", "mismatch"), ("FAIL", "odd"), ("GOOD", None)])

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.case import Case
+from harness.inputs import make_inputs
+from harness.judge import Known
 from harness.mutants import OPERATORS, Mutant, mutants
-from harness.mutate import Fate, equivalents, report, run
+from harness.mutate import equivalents, report
+from harness.regimes import load
 from harness.targets import TARGETS
+from harness.trials import Fate, Question, best_first, questions, run
 
 KERNEL = '''"""A kernel."""
 
@@ -90,6 +95,23 @@ def test_a_record_that_is_caught_is_told() -> None:
     one = made()[0]
     text, _ = report("b", [fate(one, "caught")], {one.key: "why"})
     assert "recorded as equivalent, yet caught" in text
+
+
+def test_the_cases_that_caught_most_in_least_time_are_asked_first() -> None:
+    cases = [Case(heads=heads, lengths=(1,)) for heads in (1, 2, 3, 4)]
+    regime = load().named("model-splits")
+    asked = [
+        Question(inputs=make_inputs(case), regime=regime, known=Known(), seconds=seconds)
+        for case, seconds in zip(cases, (0.1, 0.1, 0.1, 2.0), strict=True)
+    ]
+    order = best_first(asked, {cases[2]: 5, cases[3]: 6})
+    assert [question.inputs.case for question in order] == [cases[2], cases[3], cases[0], cases[1]]
+
+
+def test_a_regime_that_the_backend_does_not_have_is_refused() -> None:
+    target = TARGETS["triton-splitkv"]
+    with pytest.raises(ValueError, match="no regime of triton-splitkv is called bh16"):
+        questions(target.build(target.path()), count=1, seed=0, regimes=["bh16"])
 
 
 def test_mutants_of_the_triton_kernel_are_caught() -> None:

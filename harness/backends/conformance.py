@@ -23,6 +23,7 @@ from torch import Tensor
 from harness.backends.protocol import Backend, Output, Unsupported
 from harness.case import Case
 from harness.inputs import Inputs, make_inputs
+from harness.memory import unwritten
 from references.formats import FORMATS
 
 Check = Callable[[Backend, torch.device, Sequence[Case]], list[str]]
@@ -144,13 +145,12 @@ def keeps_its_policy_for_empty_rows(backend: Backend, device: torch.device, prob
     for case, inputs, output in _answers(backend, device, [case for case in probes if min(case.lengths) < case.query_tokens]):
         looked = True
         empty = ~_seeing(case, inputs.device)
-        out = output.out.view(_BITS[output.out.element_size()])[empty]
         if policy == "zeros":
             if output.out.float()[empty].abs().max() != 0:
                 found.append(f"rows that see nothing are not zero: {case}")
             if output.lse is not None and not (output.lse[empty] == -torch.inf).all():
                 found.append(f"the log-sum-exp of rows that see nothing is not -inf: {case}")
-        elif policy == "untouched" and not (out == -1 if out.dtype != torch.uint8 else out == 0xFF).all():
+        elif policy == "untouched" and not unwritten(output.out[empty]).all():
             found.append(f"rows that see nothing were written, and the policy is 'untouched': {case}")
     return found if looked or policy == "undefined" else [f"no probe inside the contract has empty rows ({policy})"]
 

@@ -84,6 +84,11 @@ ENTRIES: Mapping[str, Entry] = {
         module="harness.backends.aiter_triton",
         about="AITER's Triton mla_decode_rope, SGLang's kernel; on a CPU through Triton's interpreter, mended",
     ),
+    "route": Entry(
+        module="harness.routes.backend",
+        about="how an engine calls kernels: route:NAME, or route:NAME+BACKEND to let a backend stand in for them",
+        family=True,
+    ),
     "model": Entry(
         module="harness.faults.backend",
         about="the correct model that faults are planted in, in one of its variants",

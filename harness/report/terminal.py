@@ -55,8 +55,9 @@ def notes(found: Sequence[Row]) -> list[str]:
     for what in ("graphs", "traces"):
         reasons: dict[str, list[str]] = {}
         for row in found:
-            reasons.setdefault(getattr(row, f"no_{what}") or "", []).append(row.regime)
-        said += [f"no {what} asked of {', '.join(regimes)}: {reason}" for reason, regimes in reasons.items() if reason]
+            if reason := getattr(row, f"no_{what}"):
+                reasons.setdefault(reason, []).append(row.regime)
+        said += [f"no {what} asked of {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
     return said
 
 

@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.backend}: {len(asked)} traces, {steps} steps, {decodes} decodes: {kinds}")
         for result in results:
             if result.verdict.kind not in EXECUTED - {"FAIL"}:
-                print(result.trace, result.verdict.message, sep="\n")
+                print(result.relation, result.verdict.message, sep="\n")
         fine = kinds["PASS"] + kinds["UNTRUSTED"] == len(asked)
     print(f"{time.perf_counter() - began:.0f} s")
     return 0 if fine else 1

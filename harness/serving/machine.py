@@ -63,8 +63,7 @@ class Machine:
     arena: Arena
     buffers: Buffers
     rows: Rows
-    #: The decode at hand, and the worst of what was measured so far.
-    case: Case | None = None
+    #: The worst of what was measured so far, and the answers it was measured on.
     worst: Measurements = field(default_factory=Measurements)
     decoded: int = 0
     #: Answers whose pass was worth nothing, and why the first was.
@@ -154,7 +153,6 @@ class Machine:
         for group, layers in enumerate(setup.layers):
             batch = self.engine.batch(step, group)
             told = setup.case(group, step.query_tokens, batch.lengths)
-            self.case = cases[group]
             for layer in range(layers):
                 one = _Decode(index=index, group=group, layer=layer, batch=batch, told=told, meant=cases[group], tokens=tokens)
                 verdict = self._ask(one)

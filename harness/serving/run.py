@@ -17,7 +17,7 @@ import torch
 from harness.backends.protocol import Backend
 from harness.compilations import compiled
 from harness.memory import NotEnoughMemory
-from harness.regimes import SERVING, NoRegime, Regimes
+from harness.regimes import NoRegime, Regimes
 from harness.run import Listener, Result
 from harness.serving.engine import Act
 from harness.serving.machine import Machine
@@ -60,12 +60,11 @@ def run_trace(
         except Exception:
             verdict = Verdict(kind="ERROR", message=traceback.format_exc())
     return Result(
-        case=(machine and machine.case) or trace.case,
+        case=trace.case,
         backend=backend.name,
         regime=_regime(trace, backend, regimes),
         verdict=verdict,
-        relation=SERVING,
-        trace=str(trace),
+        relation=str(trace),
         run_seconds=machine.run_seconds if machine else 0.0,
         seconds=time.perf_counter() - start,
         compiled=compiled() - before,
