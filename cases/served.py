@@ -25,7 +25,8 @@ def serve(gate: Gate, pair: Pair) -> search.Served:
     seed = zlib.crc32(f"{gate.options.seed} {pair} serving".encode())
 
     def run(trace: Trace) -> Result:
-        return gate.run(trace.case, pair.backend, str(trace))
+        # Not by gate.run, which asks the case alone where a relation does not apply.
+        return gate.isolation.run(trace.case, pair.backend, str(trace))
 
     served = search.serve(pair, gate.profile, run, gate.record, device=gate.plan.device, seed=seed)
     if served.finding is not None:

@@ -175,7 +175,11 @@ def badly(result: Result) -> list[str]:
 def _steps(result: Result) -> list[str]:
     """List the steps of a serving trace; the case above is its last decode."""
     trace = trace_of(result.relation)
-    return ["", f"  {trace.about}:", *(f"    {line}" for line in trace.lines)] if trace else []
+    if trace is None:
+        return []
+    where = result.verdict.message.partition(":")[0]
+    at = [f"  wrong at {where}"] if where.startswith("step ") else []
+    return ["", f"  {trace.about}:", *(f"    {line}" for line in trace.lines), *at]
 
 
 def _shortened(finding: TraceFinding) -> list[str]:

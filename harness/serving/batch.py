@@ -66,9 +66,16 @@ class Buffers:
             cache_scale=self._give("cache_scale", (1,), torch.float32).fill_(shape.cache_scale),
             out=out,
             lse=lse,
-            slots=torch.empty(0, dtype=torch.int64, device=self.arena.device),
+            slots=self._slots(batch).to(self.arena.device),
             arena=self.arena,
         )
+
+    def _slots(self, batch: Batch) -> Tensor:
+        """List the slots of the batch's tokens as the engine believes them; int64 [sum of lengths]."""
+        size = self.setup.shape.page_size
+        lists = zip(batch.entries, batch.lengths, strict=True)
+        slots = [pages[token // size] * size + token % size for pages, length in lists for token in range(length)]
+        return torch.tensor(slots, dtype=torch.int64)
 
     def _tables(self, case: Case, batch: Batch) -> dict[str, Tensor | None]:
         pages = self.setup.pages

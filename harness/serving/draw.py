@@ -26,8 +26,8 @@ from harness.strategies import draw_index
 
 #: How often each verb stands in the table of those that can be done.
 WEIGHTS = {
-    "admit": 4, "decode": 6, "append": 2, "speculate": 4, "fork": 3, "free": 2, "preempt": 2, "resume": 3, "offload": 2,
-    "restore": 3,
+    "admit": 4, "decode": 6, "append": 2, "speculate": 4, "fork": 3, "free": 2, "preempt": 2, "resume": 8, "offload": 3,
+    "restore": 8,
 }  # fmt: skip
 #: Layers of each group, plainest first.
 LAYERS = ((1,), (2,), (1, 1), (2, 1), (1, 2), (3,))

@@ -94,7 +94,7 @@ def nearby(trace: Trace) -> Iterator[Trace]:
     own, seen = size(trace), {trace}
     for make in (_plain_pools, _shorter, _plainer_steps, _plainer_pools):
         for near in make(trace):
-            if near not in seen and near.steps and size(near) < own:
+            if near not in seen and any(step.decodes for step in near.steps) and size(near) < own:
                 seen.add(near)
                 yield near
 
