@@ -19,7 +19,7 @@ from harness.regimes import GRAPH, REFUSAL, NoRegime, Regimes
 from harness.relations import run_relation
 from harness.run import Listener, Result, clipped, run_case
 from harness.serving.run import run_trace
-from harness.serving.trace import Trace
+from harness.serving.trace import trace_of
 from harness.verdict import Verdict
 
 
@@ -31,31 +31,30 @@ def answer(
     *,
     device: torch.device | str = "cpu",
     on_stage: Listener = lambda stage: None,
-    trace: str | None = None,
 ) -> Result:
     """Answer a question.
 
     Args:
         case: the problem.
-        relation: a key of relations.ALL, GRAPH for a captured graph, REFUSAL for a case outside the contract, or None for a
-            plain run.
+        relation: a key of relations.ALL, GRAPH for a captured graph, REFUSAL for a case outside the contract, the id of a
+            serving trace, or None for a plain run.
         backend: who is asked.
         regimes: the rules it is judged by.
         device: where it runs.
         on_stage: hears "run" before the backend runs and "judge" after.
-        trace: id of the serving trace that is asked; the case and the relation are then its own.
     """
     device = torch.device(device)
 
     def ask() -> Result:
-        if trace is not None:
-            return run_trace(Trace.parse(trace), backend, regimes, device=device, on_stage=on_stage)
         if relation is None:
             return run_case(case, backend, regimes, device=device, on_stage=on_stage)
         if relation == GRAPH:
             return run_graph(case, backend, regimes, device=device, on_stage=on_stage)
         if relation == REFUSAL:
             return refusal(case, backend, device, on_stage=on_stage)
+        trace = trace_of(relation)
+        if trace is not None:
+            return run_trace(trace, backend, regimes, device=device, on_stage=on_stage)
         return run_relation(case, relation, backend, regimes, device=device, on_stage=on_stage)
 
     for _ in range(2):
@@ -70,4 +69,4 @@ def answer(
     except NoRegime:
         regime = None
     verdict = Verdict(kind="UNSUPPORTED", message=message)
-    return Result(case=case, backend=backend.name, regime=regime, verdict=verdict, relation=relation, trace=trace)
+    return Result(case=case, backend=backend.name, regime=regime, verdict=verdict, relation=relation)

@@ -47,8 +47,6 @@ class Result:
     verdict: Verdict
     #: The relation between runs that was asked; None for a plain run.
     relation: str | None = None
-    #: Id of the serving trace that the case is a decode of; None for a case that stands alone.
-    trace: str | None = None
     #: Wall time of the backend's run, and of everything, seconds.
     run_seconds: float = 0.0
     seconds: float = 0.0
