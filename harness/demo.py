@@ -77,8 +77,8 @@ def _walk(gate: Gate, broken: str, right: str) -> int:
     _say(
         "1. Find",
         "Random cases go to the kernel. A case is one decode problem: how many requests and heads, how many cached tokens, "
-        "which formats, where the pages lie. Each answer is held to a reference in fp32 that is computed over the same cache, and "
-        "to the rounding that the kernel's arithmetic allows, no more. This takes some seconds …",
+        "which formats, where the pages lie. Each answer is held to a reference in fp32 that is computed over the same "
+        "cache, and to the rounding that the kernel's arithmetic allows, no more. This takes some seconds …",
     )
     outcome = gate.search(pair)
     finding = next(iter(outcome.findings), None)
