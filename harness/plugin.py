@@ -230,7 +230,7 @@ def _reports(config: pytest.Config) -> list[str]:
     from harness.report.forms import write_forms
 
     try:
-        merged = merge_ledgers(_ledgers(config))
+        merged = merge_ledgers(_ledgers(config), whole=False)  # other shards are asked elsewhere
         lost = tuple(_lost(config))
         return write_forms(dataclasses.replace(merged, lines=(*merged.lines, *lost)), html_file=Path(path) if path else None)
     except Exception as error:  # the verdict is printed by now, and stays

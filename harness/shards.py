@@ -61,13 +61,15 @@ def _parameters(item: pytest.Item) -> dict[str, object]:
 def _unit(item: pytest.Item, plan: Plan) -> Unit:
     """Name the row that a test counts in; a test of another kind is a row of its own."""
     given = _parameters(item)
-    pair = given.get("pair") or given.get("graphed")
+    pair = given.get("pair") or given.get("graphed") or given.get("served")
     if pair is not None:
         return pair.backend.name, pair.regime.name  # type: ignore[attr-defined]
     backend, asked = given.get("backend"), given.get("pin") or given.get("known")
     if backend is None:
         return "", item.nodeid
     name = backend.name  # type: ignore[attr-defined]
+    if row := given.get("row"):
+        return name, f"(shapes {row.name})"  # type: ignore[attr-defined]
     if asked is None:
         return name, CONTRACT
     try:

@@ -97,6 +97,23 @@ def test_a_wrong_backend_fails_with_a_panel_a_repro_and_the_command_that_replays
     assert json.loads(next((gate.path / "out").glob("*.json")).read_text())["case"] == "v1:H=1:S=1:N=70:end"
 
 
+def test_a_run_writes_its_report_and_the_summary_of_a_ci_step(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(gate.path / "summary.md"))
+    done = gate.run("wrong", "-k", "random and few-heads", "--report-html", "out/report.html", "--seed", "1")
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(["report: out/report.html"])
+    page = (gate.path / "out" / "report.html").read_text(encoding="utf-8")
+    assert f"mla-gate replay v1:H=1:S=1:N=70:end --backend {STUB}wrong --device cpu" in page
+    assert "✘ mla-gate: FAIL" in (gate.path / "summary.md").read_text(encoding="utf-8")
+
+
+def test_a_report_that_cannot_be_written_costs_no_verdict(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(gate.path))
+    done = gate.run("right", "-k", "random and few-heads", "--report-html", "tox.ini/report.html")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["tox.ini/report.html cannot be written: *", "GITHUB_STEP_SUMMARY=* cannot be written: *"])
+
+
 def test_two_faults_are_two_panels(gate: Gate) -> None:
     done = gate.run("two", "-k", "random and few-heads")
     lines = [line for ledger in read_all((gate.path / ".mla-gate" / "runs").iterdir()) for line in ledger.lines]

@@ -24,7 +24,7 @@ from harness.backends.protocol import Backend, Output, Unsupported
 from harness.case import Case
 from harness.inputs import Inputs, make_inputs
 from harness.memory import unwritten
-from references.formats import FORMATS
+from references.formats import FORMATS, as_integers
 
 Check = Callable[[Backend, torch.device, Sequence[Case]], list[str]]
 

@@ -19,7 +19,7 @@ from harness.faults.reading import walk
 from harness.faults.scene import Acts, Scene, open_scene
 from harness.faults.variant import Variant
 from harness.inputs import Inputs
-from references.formats import FORMATS, as_integers
+from references.formats import FORMATS
 
 
 def run(inputs: Inputs, variant: Variant, acts: Acts, memory: dict[Any, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
