@@ -32,8 +32,10 @@ class View:
     weights: Weights
     #: The truth of all requests in fp64, so that a wrong answer that equals it is known to, [B, R, L].
     out: Tensor
-    #: The truth of these requests, fp64 [G, R, L].
+    #: The truth of these requests and rows, fp64 [G, R, L].
     truth: Tensor
+    #: Which rows of a request are looked at, int64; None for all.
+    rows: Tensor | None = None
     #: Of each request the tokens at which splits begin, the first (0) left out.
     split_edges: list[list[int]]
     #: Tokens of a tile; 0 if the kernel has none.
@@ -41,8 +43,14 @@ class View:
 
     @property
     def by_head(self) -> Tensor:
-        """The same, fp64 [G, S, H, L]."""
-        return self.truth.view(-1, self.case.query_tokens, self.case.heads, self.case.latent)
+        """The truth of these requests and all rows, fp64 [G, S, H, L]."""
+        truth = self.out[list(self.weights.requests)]
+        return truth.view(-1, self.case.query_tokens, self.case.heads, self.case.latent)
+
+    def looked_at(self, answer: Tensor) -> Tensor:
+        """Take the rows that are looked at from an answer of all, [G, R, L] or [G, S, H, L]."""
+        answer = answer.flatten(1, -2)
+        return answer if self.rows is None else answer[:, self.rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +95,19 @@ def _mean(view: View) -> Wrong:
 def _other_request(view: View) -> Wrong | None:
     if view.case.batch == 1:
         return None
-    return Wrong(out=view.out[[(request + 1) % view.case.batch for request in view.weights.requests]])
+    return Wrong(out=view.looked_at(view.out[[(request + 1) % view.case.batch for request in view.weights.requests]]))
 
 
 def _other_head(view: View) -> Wrong | None:
     if view.case.heads == 1:
         return None
-    return Wrong(out=view.by_head.roll(1, dims=2).flatten(1, 2))
+    return Wrong(out=view.looked_at(view.by_head.roll(1, dims=2)))
 
 
 def _other_token(view: View) -> Wrong | None:
     if view.case.query_tokens == 1:
         return None
-    return Wrong(out=view.by_head.roll(1, dims=1).flatten(1, 2))
+    return Wrong(out=view.looked_at(view.by_head.roll(1, dims=1)))
 
 
 def _value_scale_dropped(view: View) -> Wrong | None:

@@ -94,8 +94,8 @@ class Weights:
         return _decode(self.problem, self.slots.gather(1, tokens))[..., :latent] * scale
 
 
-def weigh(problem: Problem, requests: tuple[int, ...]) -> Weights:
-    """Compute the scores and softmax weights of requests that have tokens."""
+def weigh(problem: Problem, requests: tuple[int, ...], chosen: Tensor | None = None) -> Weights:
+    """Compute the scores and softmax weights of requests that have tokens; of all rows, or of those chosen, int64."""
     device, heads = problem.query.device, problem.heads
     lengths = [problem.lengths[request] for request in requests]
     spans = [[problem.starts[request], length - 1] for request, length in zip(requests, lengths, strict=True)]
@@ -106,6 +106,8 @@ def weigh(problem: Problem, requests: tuple[int, ...]) -> Weights:
     query = query.view(len(requests), -1, problem.width)
     seen = (last + 1 - torch.arange(problem.query_tokens - 1, -1, -1, device=device)).clamp_(min=0)
     visible = seen.repeat_interleave(heads, 1)
+    if chosen is not None:
+        query, visible = query[:, chosen], visible[:, chosen]
     rows = _decode(problem, slots) if slots.numel() <= PIECE else None
     scores = query.new_empty(*query.shape[:2], slots.shape[1])
     step = slots.shape[1] if rows is not None else max(1, PIECE // len(requests))

@@ -79,8 +79,8 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def waves(turns: Tensor) -> Tensor:
-    """Take cosine and sine of turns, [2, ...]."""
-    angle = turns.frac().mul_(2 * math.pi)
+    """Take cosine and sine of turns, fp32 [2, ...]."""
+    angle = turns.frac().to(torch.float32).mul_(2 * math.pi)
     return torch.stack([angle.cos(), angle.sin()])
 
 
