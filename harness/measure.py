@@ -142,7 +142,7 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     seen = torch.tensor([visible(length, problem.query_tokens) for length in problem.lengths])
     live, limits = seen > 0, regime.limits
     count = int(live.sum()) * problem.heads
-    live = live.repeat_interleave(problem.heads, dim=1).to(out.device)
+    live = live.repeat_interleave(problem.heads, dim=1).to(out.device, non_blocking=True)
     lse_quantile = element_limit(count, limits.false_alarm)
     return Yardstick(
         regime=regime,

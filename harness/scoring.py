@@ -20,6 +20,7 @@ import torch
 from harness.actual import Actual
 from harness.measure import Yardstick, measure
 from harness.models import MODELS, NULLS, SENSITIVITIES, Model, View, Wrong
+from references.problem import pick, place
 
 #: fp64 values of scores, queries and rows that are worked on at a time where several requests are asked together.
 _TOGETHER = 1 << 21
@@ -77,9 +78,8 @@ def _ask(
     asked: Mapping[str, Model], actual: Actual, yardstick: Yardstick, requests: tuple[int, ...], *, some: bool
 ) -> dict[str, str]:
     """Ask models of some requests: the state of each that applies to any of them."""
-    at: tuple[Any, ...] = (list(requests),)
-    if some:
-        at = (torch.tensor(requests, device=yardstick.out.device)[:, None], yardstick.some)
+    device = yardstick.out.device
+    at: tuple[Any, ...] = (place(requests, device)[:, None], yardstick.some) if some else (pick(requests, device),)
     view = _view(actual, yardstick, requests, at, some=some)
     wrongs = {name: wrong for name, model in asked.items() if (wrong := model.answer(view)) is not None}
     if not wrongs:
@@ -87,13 +87,13 @@ def _ask(
     truth, limit = view.truth, yardstick.regime.limits.distinct
     error = torch.stack([wrong.out for wrong in wrongs.values()]).sub_(truth)
     far = error.norm(dim=-1) > limit * truth.norm(dim=-1)
-    fine = torch.tensor([name in SENSITIVITIES for name in wrongs], device=error.device)[:, None, None]
+    # Which are sensitivities, and which say anything of the lse: one that does not is not held to it.
+    kinds = [[name in SENSITIVITIES for name in wrongs], [wrong.lse is not None for wrong in wrongs.values()]]
+    fine, says = place(kinds, device)[..., None, None]
     error.addcmul_(fine[..., None], actual.out[at] - yardstick.out[at])
     lse_error = None
     if actual.lse is not None:
         noise = (actual.lse[at].double() - yardstick.lse[at]).masked_fill(~yardstick.live[at], 0.0)
-        # A model that says nothing of the lse is not held to it.
-        says = torch.tensor([wrong.lse is not None for wrong in wrongs.values()], device=error.device)[:, None, None]
         lse = torch.stack([view.weights.lse if wrong.lse is None else wrong.lse for wrong in wrongs.values()])
         lse_error = torch.where(says, lse - view.weights.lse + fine * noise, 0.0)
     seen = measure(yardstick, error, lse_error, at).worst() > 1

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from references.formats import FORMATS, decode
-from references.problem import Problem, gather
+from references.problem import Problem, gather, pick, place
 
 #: Rows decoded at a time: 16384 rows of 576 fp64 values are 72 MiB.
 PIECE = 16384
@@ -99,11 +99,11 @@ def weigh(problem: Problem, requests: tuple[int, ...], chosen: Tensor | None = N
     device, heads = problem.query.device, problem.heads
     lengths = [problem.lengths[request] for request in requests]
     spans = [[problem.starts[request], length - 1] for request, length in zip(requests, lengths, strict=True)]
-    start, last = torch.tensor(spans, device=device).T[..., None]
+    start, last = place(spans, device).T[..., None]
     tokens = torch.arange(max(lengths), device=device)
     slots = problem.slots[start + torch.minimum(tokens, last)]
-    query = decode(problem.query[list(requests)], FORMATS[problem.query_format]).double() * problem.query_scale
-    query = query.view(len(requests), -1, problem.width)
+    query = decode(problem.query[pick(requests, device)], FORMATS[problem.query_format]).double() * problem.query_scale
+    query = query.reshape(len(requests), -1, problem.width)
     seen = (last + 1 - torch.arange(problem.query_tokens - 1, -1, -1, device=device)).clamp_(min=0)
     visible = seen.repeat_interleave(heads, 1)
     if chosen is not None:
