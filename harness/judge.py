@@ -87,7 +87,7 @@ def _judge(inputs: Inputs, output: Output, regime: Regime, empty_rows: str, mode
         return Verdict(kind="FAIL", fault=found_blemish.fault, message=f"{where}: {found_blemish.message}")
     if not any(inputs.case.lengths):
         return Verdict(kind="PASS", message=f"{where}: no row sees a token; only the policy was checked")
-    return _weigh(inputs.problem(), actual, regime, models, where, known)
+    return _weigh(regime.understood(inputs.problem()), actual, regime, models, where, known)
 
 
 def _weigh(problem: Problem, actual: Actual, regime: Regime, models: bool, where: str, known: Known) -> Verdict:
