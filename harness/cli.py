@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import cli_case, cli_ledger, cli_routes
+from harness import cli_case, cli_ledger, cli_routes, cli_shapes
 from harness.cli_case import CommandError, print_json
 from harness.profiles import DEFAULT, PROFILES
 
@@ -59,8 +59,11 @@ def _expected() -> tuple[type[Exception], ...]:
     from harness.plan import PlanError
     from harness.regimes import NoRegime, RegimesError
     from harness.repro import ReproError
+    from harness.serving.trace import TraceError
+    from harness.shapes import ShapesError
 
-    return (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
+    known = (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
+    return (*known, TraceError, ShapesError)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,12 +100,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--profile", choices=tuple(PROFILES), default=DEFAULT, help=f"how much is asked (default: {DEFAULT})")
 
     for name, act, about in (
-        ("replay", cli_case.replay, "Run one case again and judge it: an id, or the JSON file of a repro."),
+        ("replay", cli_case.replay, "Run one case or serving trace again and judge it: an id, or the JSON file of a repro."),
         ("shrink", cli_case.shrink, "Walk from a failing case to the smallest one near it that fails in the same way."),
-        ("show", cli_case.show, "Say a case in words and shapes."),
+        ("show", cli_case.show, "Say a case in words and shapes, or a serving trace step by step."),
     ):
         command = add(name, act, about)
-        command.add_argument("case", metavar="ID|FILE", help="id of a case (v1:…:end), or a repro file")
+        command.add_argument("case", metavar="ID|FILE",
+                             help="id of a case (v1:…:end) or of a serving trace (trace1:…:end), or a repro file")  # fmt: skip
         if name == "show":
             continue
         command.add_argument("--backend", metavar="NAME", help="whom to ask (default: the repro's)")
@@ -117,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "shrink":
             command.add_argument("--seconds", type=float, default=120.0, help="how long to walk (default: 120)")
             command.add_argument("--repro-dir", type=Path, default=Path("repros"), help="where the repro goes")
+
+    shapes = add("shapes", cli_shapes.shapes, "List the production shapes: what each needs, and the first profile for a CPU.")
+    shapes.add_argument("names", nargs="*", metavar="NAME", help="only rows whose name begins so; every case of them is listed")
 
     report = add("report", cli_ledger.report, "Merge ledgers (shards, GPUs, hosts) and print their verdict table.")
     report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them; one cut short counts")
@@ -183,14 +190,25 @@ def _rule(rule: Any) -> str:
     return " or ".join(map(str, rule)) if isinstance(rule, tuple) else str(rule)
 
 
+class _Interrupts:
+    """Sees whether a session was interrupted; pytest's own status for that is also the one of a fault in collection."""
+
+    seen = False
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        """Hear of what ended a session early."""
+        self.seen = self.seen or excinfo.type is KeyboardInterrupt
+
+
 def _run(given: Any) -> int:
     import pytest
 
     options = ["-p", "harness.plugin", str(CASES), "--profile", given.profile]
     options += [text for name in given.backend for text in ("--backend", name)]
     options += [text for name in given.regime for text in ("--regime", name)]
-    status = int(pytest.main([*options, *given.rest]))
-    return status if status in (0, 1) else 130 if status == pytest.ExitCode.INTERRUPTED else 2
+    watch = _Interrupts()
+    status = int(pytest.main([*options, *given.rest], plugins=[watch]))
+    return status if status in (0, 1) else 130 if watch.seen else 2
 
 
 if __name__ == "__main__":

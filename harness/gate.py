@@ -37,6 +37,7 @@ from harness.report.failure import failure_fields, look, panel
 from harness.repro import replay_command, save
 from harness.run import Result
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
+from harness.serving.search import TraceFinding
 from harness.strategies import beyond, cases, drawable
 
 #: Seconds between two lines of progress.
@@ -250,7 +251,7 @@ class Gate:
         )
         return outcome
 
-    def failed(self, result: Result, backend: Backend, finding: Finding | None = None) -> str:
+    def failed(self, result: Result, backend: Backend, finding: Finding | TraceFinding | None = None) -> str:
         """Save the repro of a failing result, explain it, and write its failure panel."""
         regimes, device = self.plan.regimes, str(self.plan.device)
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)

@@ -32,6 +32,9 @@ CHECKS = {
 }
 #: Unit roundoff of the reference; a format that is as fine has the oracle for its truth.
 FINE = FORMATS["fp32"].unit_roundoff
+#: Elements of a row from which on its relative error is a mean: of eight independent ones it is within twice its root mean
+#: square but once in 10^4 rows, of one it is anything.
+MEAN = 8
 #: Bytes of softmax weights that a yardstick keeps; those of more requests are worked out anew when they are asked for.
 KEPT_BYTES = 512 << 20
 #: Divides by what may be zero: a zero over it is zero, anything else is beyond every limit.
@@ -64,7 +67,10 @@ class Yardstick:
     #: Rows that see a token, bool [B, R], and how many.
     live: Tensor
     rows: int
-    #: Rows whose scores are small enough for their accuracy to be the kernel's doing, bool [B, R].
+    #: What a row's error is relative to where accuracy is asked, fp64 [B, R]: its norm, or the norm that such weights and
+    #: values have in random directions, where they happen to cancel.
+    size: Tensor
+    #: Rows whose accuracy is the kernel's doing, bool [B, R]: their scores are small enough, and they are a mean of elements.
     conditioned: Tensor
     problem: Problem
     #: Softmax weights of requests, as far as they fit in memory.
@@ -94,7 +100,7 @@ class Ratios:
     rho: Tensor
     #: z, fp64 [..., R].
     z: Tensor
-    #: ‖e‖/‖o‖, fp64 [..., R].
+    #: ‖e‖ over the row's size, fp64 [..., R].
     relative: Tensor
     #: Largest |e|/√V of a row, fp64 [..., R].
     element: Tensor
@@ -140,7 +146,8 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
         element_limit=element_limit(count * problem.latent, limits.false_alarm),
         live=live,
         rows=count,
-        conditioned=bound.largest_score.reshape(batch, rows) <= limits.conditioned,
+        size=torch.maximum(out.norm(dim=-1), bound.scattered.reshape(batch, rows)),
+        conditioned=(bound.largest_score.reshape(batch, rows) <= limits.conditioned) & (problem.latent >= MEAN),
         problem=problem,
         kept={},
     )
@@ -162,13 +169,13 @@ def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, reque
         requests: which requests, or None for all.
     """
     at = slice(None) if requests is None else requests
-    regime, variance, out = yardstick.regime, yardstick.variance[at], yardstick.out[at]
+    regime, variance = yardstick.regime, yardstick.variance[at]
     size = error.abs()
     square = error.square().sum(-1)
     mean_square = square / variance.sum(-1).clamp_min(_TINY)
     z = (mean_square - 1) / yardstick.spread[at].clamp_min(NARROW)
     element = (size / variance.sqrt().clamp_min(_TINY)).amax(-1)
-    relative = (square / out.square().sum(-1).clamp_min(_TINY)).sqrt()
+    relative = square.sqrt() / yardstick.size[at].clamp_min(_TINY)
     checks = {
         "hard": (size / yardstick.hard[at].clamp_min(_TINY)).amax(-1) / regime.limits.hard,
         "row": z / yardstick.row_limit[at],

@@ -76,6 +76,8 @@ class Budget:
     spread: Tensor
     #: Largest magnitude of a score, fp64 [B, S, H].
     largest_score: Tensor
+    #: Norm of an output of such weights and values in random directions, (sum p^2 |v|^2)^(1/2), fp64 [B, S, H].
+    scattered: Tensor
 
 
 def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
@@ -86,7 +88,7 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
     """
     shape = (problem.batch, problem.query_tokens * problem.heads)
     elements = torch.zeros((3, *shape, problem.latent), dtype=torch.float64, device=problem.query.device)
-    rows = elements.new_tensor([0.0, 0.0, 1.0, 0.0, problem.latent, 0.0, 0.0])[:, None, None].repeat(1, *shape)
+    rows = elements.new_tensor([0.0, 0.0, 1.0, 0.0, problem.latent, 0.0, 0.0, 0.0])[:, None, None].repeat(1, *shape)
     quick = problem.query.device.type == "cpu" and prefers_onednn(narrow=False)
     with full_precision(), onednn_products() if quick else nullcontext():
         for layout in lay_out(problem, arithmetic):
@@ -110,6 +112,7 @@ _OF_ROWS = (
     "effective_elements",
     "spread",
     "largest_score",
+    "scattered",
 )
 
 
@@ -157,7 +160,7 @@ def _settle(tally: Tally) -> tuple[list[Tensor], list[Tensor]]:
     lse = [values[..., 0] for values in (_lse_hard(tally), _lse_variance(tally, moved))]
     return (
         [variance.masked_fill_(over, torch.inf), hard.masked_fill_(over, torch.inf), truth.out * problem.cache_scale],
-        [*lse, *_shares(tally, parts, scale, coherence), truth.largest[..., 0]],
+        [*lse, *_shares(tally, parts, scale, coherence), truth.largest[..., 0], (tally.scattered.sqrt() * scale)[..., 0]],
     )
 
 

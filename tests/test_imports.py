@@ -25,14 +25,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "core": (
         "harness.case", "harness.memory", "harness.cache", "harness.draws", "harness.content", "harness.inputs",
         "harness.backends",
-        "harness.environment", "harness.region", "harness.rounded_query", "harness.regimes", "harness.extremes", "harness.weights", "harness.measure",
+        "harness.environment", "harness.region", "harness.rounded_query", "harness.regimes", "harness.extremes",
+        "harness.weights", "harness.measure",
         "harness.models", "harness.verdict", "harness.actual", "harness.findings", "harness.scoring",
         "harness.judge", "harness.run",
         "harness.assembly", "harness.compilations", "harness.axes", "harness.tokens",
     ),
     "telling": (
         "harness.report", "harness.plugin", "harness.plugin_options", "harness.cli", "harness.cli_case", "harness.cli_ledger",
-        "harness.cli_routes", "harness.gate", "harness.merge", "harness.compare",
+        "harness.cli_routes", "harness.cli_shapes", "harness.gate", "harness.merge", "harness.compare", "harness.shards",
     ),
     "cases": ("cases",),
     "finding": ("harness",),
