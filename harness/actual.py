@@ -1,7 +1,7 @@
 """What a backend answered, flat over rows, and what is wrong with it before anything is measured.
 
 1. Rows are (query token, head) pairs of a request, token-major: [B, R, L] elements, R = S·H.
-2. An element whose bits are all set was never written: that is how outputs begin.
+2. An element that is as outputs begin (``memory.UNWRITTEN``) was never written; any other NaN was.
 3. Rows that see no token are the backend's policy: zeros with an lse of minus infinity, untouched, or undefined.
 
 Source: the policies are those of ``backends.protocol``; docs/numerics.md, "What is checked", last line of the table.
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from harness.backends.protocol import EMPTY_ROWS, Output
 from harness.case import Case
-from references.formats import Format, as_integers, decode
+from harness.memory import unwritten
+from references.formats import Format, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ def flatten(case: Case, output: Output, known: Format) -> Actual:
         case=case,
         known=known,
         out=decode(codes, known).double(),
-        unwritten=_untouched(codes),
+        unwritten=unwritten(codes),
         lse=lse,
         live=(seen > 0).repeat_interleave(case.heads, dim=1).to(codes.device),
     )
@@ -73,13 +74,15 @@ def blemish(actual: Actual, empty_rows: str) -> Blemish | None:
     live, lse = actual.live, actual.lse
     found = [("unwritten", "output elements were never written", actual.unwritten & live[..., None])]
     if lse is not None:
-        found.append(("unwritten", "log-sum-exps were never written", (_untouched(lse) & live)[..., None]))
+        found.append(("unwritten", "log-sum-exps were never written", (unwritten(lse) & live)[..., None]))
     found.append(("non-finite", "output elements are NaN", actual.out.isnan() & live[..., None]))
     if lse is not None:
         found.append(("non-finite", "log-sum-exps are not finite", (~lse.isfinite() & live)[..., None]))
-    for fault, what, wrong in found:
-        if bool(wrong.any()):
+    for (fault, what, wrong), hit in zip(found, torch.stack([wrong.any() for _, _, wrong in found]).tolist(), strict=True):
+        if hit:
             return Blemish(fault=fault, message=_count(wrong, actual.case.heads, what))
+    if all(length >= actual.case.query_tokens for length in actual.case.lengths):
+        return None
     return None if empty_rows == "undefined" else _blemish_of_empty_rows(actual, empty_rows)
 
 
@@ -88,21 +91,15 @@ def _blemish_of_empty_rows(actual: Actual, policy: str) -> Blemish | None:
     wrong = (~actual.unwritten if policy == "untouched" else actual.out != 0) & empty[..., None]
     stale = actual.unwritten & wrong
     if lse is not None:
-        wrong_lse = (~_untouched(lse) if policy == "untouched" else lse != -torch.inf) & empty
+        wrong_lse = (~unwritten(lse) if policy == "untouched" else lse != -torch.inf) & empty
         wrong = wrong | wrong_lse[..., None]
-        stale = stale | (_untouched(lse) & wrong_lse)[..., None]
+        stale = stale | (unwritten(lse) & wrong_lse)[..., None]
     if not bool(wrong.any()):
         return None
     fault = "unwritten" if bool(stale.any()) else "non-finite" if bool((actual.out.isnan() & wrong).any()) else "mismatch"
     wanted = "left untouched" if policy == "untouched" else "zero with a log-sum-exp of minus infinity"
     rows = wrong.any(-1, keepdim=True)
     return Blemish(fault=fault, message=_count(rows, actual.case.heads, f"rows that see no token are not {wanted}"))
-
-
-def _untouched(values: Tensor) -> Tensor:
-    """Find elements whose bits are all set."""
-    bits = as_integers(values.contiguous())
-    return bits == (0xFF if bits.dtype == torch.uint8 else -1)
 
 
 def _count(wrong: Tensor, heads: int, what: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import cli_case, cli_routes
+from harness import cli_case, cli_ledger, cli_routes, cli_shapes
 from harness.cli_case import CommandError, print_json
 from harness.profiles import DEFAULT, PROFILES
 
@@ -59,12 +59,15 @@ def _expected() -> tuple[type[Exception], ...]:
     from harness.plan import PlanError
     from harness.regimes import NoRegime, RegimesError
     from harness.repro import ReproError
+    from harness.serving.trace import TraceError
+    from harness.shapes import ShapesError
 
-    return (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
+    known = (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
+    return (*known, TraceError, ShapesError)
 
 
 def _parser() -> argparse.ArgumentParser:
-    from harness.regimes import GRAPH, RELATIONS
+    from harness.regimes import GRAPH, REFUSAL, RELATIONS
 
     parser = argparse.ArgumentParser(
         prog="mla-gate",
@@ -97,17 +100,20 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--profile", choices=tuple(PROFILES), default=DEFAULT, help=f"how much is asked (default: {DEFAULT})")
 
     for name, act, about in (
-        ("replay", cli_case.replay, "Run one case again and judge it: an id, or the JSON file of a repro."),
+        ("replay", cli_case.replay, "Run one case or serving trace again and judge it: an id, or the JSON file of a repro."),
         ("shrink", cli_case.shrink, "Walk from a failing case to the smallest one near it that fails in the same way."),
-        ("show", cli_case.show, "Say a case in words and shapes."),
+        ("show", cli_case.show, "Say a case in words and shapes, or a serving trace step by step."),
     ):
         command = add(name, act, about)
-        command.add_argument("case", metavar="ID|FILE", help="id of a case (v1:…:end), or a repro file")
+        command.add_argument("case", metavar="ID|FILE",
+                             help="id of a case (v1:…:end) or of a serving trace (trace1:…:end), or a repro file")  # fmt: skip
         if name == "show":
             continue
         command.add_argument("--backend", metavar="NAME", help="whom to ask (default: the repro's)")
         command.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: the repro's, else a GPU)")
-        command.add_argument("--relation", choices=(*RELATIONS, GRAPH), help="relation between two runs (default: the repro's)")
+        command.add_argument(
+            "--relation", choices=(*RELATIONS, GRAPH, REFUSAL), help="relation between two runs (default: the repro's)"
+        )
         command.add_argument("--regimes-file", type=Path, metavar="FILE", help="judge by this file")
         command.add_argument("--isolation", choices=("worker", "off"), default="worker",
                              help="run in a child process that may be lost, or in this one (default: worker)")  # fmt: skip
@@ -116,8 +122,20 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--seconds", type=float, default=120.0, help="how long to walk (default: 120)")
             command.add_argument("--repro-dir", type=Path, default=Path("repros"), help="where the repro goes")
 
-    report = add("report", _report, "Print the verdict table of ledgers, one cut short included.")
-    report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them")
+    shapes = add("shapes", cli_shapes.shapes, "List the production shapes: what each needs, and the first profile for a CPU.")
+    shapes.add_argument("names", nargs="*", metavar="NAME", help="only rows whose name begins so; every case of them is listed")
+
+    report = add("report", cli_ledger.report, "Merge ledgers (shards, GPUs, hosts) and print their verdict table.")
+    report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them; one cut short counts")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write it as one HTML file")
+    report.add_argument("--markdown", type=Path, metavar="FILE",
+                        help="write it as Markdown, and append it to a CI step's summary where there is one")  # fmt: skip
+    report.add_argument("--junit", type=Path, metavar="FILE", help="write it as JUnit's XML")
+    compare = add("compare", cli_ledger.compare, "Compare the ledgers of two runs of the same cases: base against change.")
+    compare.add_argument("base", metavar="BASE", help="ledger file or folder of the base")
+    compare.add_argument("change", metavar="CHANGE", help="ledger file or folder of the change")
+    compare.add_argument("--fail-on", choices=("new", "all"), default="new",
+                         help="what ends it with status 1: new failures, or all of the change (default: new)")  # fmt: skip
     return parser
 
 
@@ -172,33 +190,25 @@ def _rule(rule: Any) -> str:
     return " or ".join(map(str, rule)) if isinstance(rule, tuple) else str(rule)
 
 
+class _Interrupts:
+    """Sees whether a session was interrupted; pytest's own status for that is also the one of a fault in collection."""
+
+    seen = False
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        """Hear of what ended a session early."""
+        self.seen = self.seen or excinfo.type is KeyboardInterrupt
+
+
 def _run(given: Any) -> int:
     import pytest
 
     options = ["-p", "harness.plugin", str(CASES), "--profile", given.profile]
     options += [text for name in given.backend for text in ("--backend", name)]
     options += [text for name in given.regime for text in ("--regime", name)]
-    status = int(pytest.main([*options, *given.rest]))
-    return status if status in (0, 1) else 130 if status == pytest.ExitCode.INTERRUPTED else 2
-
-
-def _report(given: Any) -> int:
-    from harness.ledger import plain, read_all
-    from harness.report.rows import left_out, rows
-    from harness.report.terminal import notes, table, verdict
-
-    ledgers = read_all(given.ledgers)
-    lines = [line for ledger in ledgers for line in ledger.lines]
-    found = rows(lines)
-    cut = [str(ledger.path) for ledger in ledgers if not ledger.complete]
-    bad = any(row.reason for row in found)
-    if given.json:
-        print_json({"rows": [plain(row) | {"reason": row.reason} for row in found], "cut": cut})
-        return int(bad)
-    print("\n".join([*table(found), *notes(found), *left_out(lines), "", verdict(found)]))
-    for path in cut:
-        print(f"mla-gate: {path} ends before its run did: what it holds is counted")
-    return int(bad or not found)
+    watch = _Interrupts()
+    status = int(pytest.main([*options, *given.rest], plugins=[watch]))
+    return status if status in (0, 1) else 130 if watch.seen else 2
 
 
 if __name__ == "__main__":

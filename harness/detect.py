@@ -8,7 +8,9 @@
 
 Source: rocm-libraries #11003 proved a check vacuous by faults planted before it; the recipes are those of ``cases/peers.toml``.
 
-Usage: ``python -m harness.detect [--processes N] [--out DIR] [--only NAME …] [--no-peers] [--no-shrink]``.
+Usage: ``python -m harness.detect [--processes N] [--out DIR] [--only NAME …] [--no-peers] [--no-shrink]``;
+``python -m harness.detect limits …`` and ``python -m harness.detect false-alarms …`` are ``harness.limits`` and
+``harness.false_alarms``.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import resource
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from harness import false_alarms, limits
 from harness.faults.backend import Planted
 from harness.faults.catalogue import FAULTS
 from harness.faults.variant import VARIANTS
@@ -32,6 +36,9 @@ from harness.hunt import draw, hunt
 from harness.kills import Kill, table
 from harness.profiles import PROFILES
 from harness.regimes import load
+
+#: What else of detection power can be asked for by a word.
+_OTHERS: Mapping[str, Callable[[Sequence[str]], int]] = {"limits": limits.main, "false-alarms": false_alarms.main}
 
 
 def hunt_all(names: Iterable[str], *, count: int, seed: int, walk: bool) -> list[Kill]:
@@ -56,6 +63,9 @@ def _work(job: tuple[list[str], int, int, bool]) -> list[Kill]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the hunt and print the kill matrix; 1 if a fault is not found."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in _OTHERS:
+        return _OTHERS[given[0]](given[1:])
     parser = argparse.ArgumentParser(prog="python -m harness.detect", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=list(FAULTS), help="names of faults; all by default")
     parser.add_argument("--cases", type=int, default=PROFILES["gate"].examples, help="cases a fault is asked at most")
@@ -64,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-shrink", action="store_true", help="do not walk to minimal repros")
     parser.add_argument("--no-peers", action="store_true", help="leave out what the peers' rules would have said")
     parser.add_argument("--out", type=Path, help="folder for detect.md and detect.json")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     unknown = set(options.only) - set(FAULTS)
     if unknown:
         parser.error(f"no fault is called {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
@@ -76,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         kills = [kill for part in pool.map(_work, jobs) for kill in part]
     kills.sort(key=lambda kill: options.only.index(kill.name))
-    text = table(kills) + f"\n\n{time.perf_counter() - began:.0f} s on {options.processes} processes"
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(one.ru_utime + one.ru_stime for one in spent)
+    text = table(kills)
+    text += f"\n\n{time.perf_counter() - began:.0f} s on {options.processes} processes, {cpu:.0f} s of CPU time"
     if not options.no_peers:
         from harness.beside import beside
 

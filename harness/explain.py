@@ -103,7 +103,9 @@ def explain(
     hard = (bound.hard, bound.lse_hard)
     end = began + patience
     found: list[Candidate] = []
-    singles, untried = rank(trial, [(name,) for name in wrong.likely()], actual, scale, hard, end)
+    # With a call before, the mistakes that need one come first; without one they could not have shown.
+    likely = sorted(wrong.likely(), key=lambda name: bool(before) != FAULTS[name].history)
+    singles, untried = rank(trial, [(name,) for name in likely], actual, scale, hard, end)
     found += singles
     tried = len(FAULTS) - untried
     close = sorted((one for one in singles if one.residual < residual), key=lambda one: one.residual)
@@ -131,11 +133,22 @@ def explain(
     )
 
 
-def explain_crash(case: Case, arithmetic: Arithmetic) -> tuple[str, ...]:
-    """Name the faults that read outside memory, or do not end, on this case."""
+def told(names: Sequence[str], like: str) -> list[str]:
+    """Say which mistakes do on a case what the kernel did there: "as if …: it reads outside memory here too"."""
+    lines = [f"what:  as if {FAULTS[name].what} ({name}): {like}" for name in names[:SHOWN]]
+    more = len(names) - SHOWN
+    if not names:
+        return [f"what:  of no known mistake could it be said: {like}"]
+    return lines + ([f"       and {more} more"] if more > 0 else [])
+
+
+def explain_crash(case: Case, arithmetic: Arithmetic, *, patience: float = PATIENCE) -> tuple[str, ...]:
+    """Name the faults that read outside memory, or do not end, on this case, as far as the time reaches."""
     trial = Trial(make_inputs(case, output_format=arithmetic.output), Variant(name="regime", arithmetic=arithmetic), ())
-    names = []
+    end, names = time.perf_counter() + patience, []
     for name in FAULTS:
+        if time.perf_counter() > end:
+            break
         if violates(name):
             continue
         try:

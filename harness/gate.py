@@ -2,7 +2,8 @@
 
 1. Every result goes to the ledger before anything else is done with it.
 2. Processes share a run by its folder: each writes a ledger of its own there, and the table is counted from all of them.
-3. A folder that cannot be written costs the files, never a verdict: the ledger then goes to a temporary folder, and a
+3. Where there is a baseline, it is asked the same, and what it gets wrong too may count for nothing.
+4. A folder that cannot be written costs the files, never a verdict: the ledger then goes to a temporary folder, and a
    repro that could not be saved is said to be so in its failure.
 """
 
@@ -14,66 +15,33 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness.acceptance import acceptance
-from harness.answer import answer
 from harness.backends.protocol import Backend
+from harness.baseline import COUNTED, Baselines
 from harness.case import Case
 from harness.environment import environment
 from harness.graphs import why_not_graph
+from harness.isolation import Isolation
 from harness.known import covering
 from harness.ledger import Writer, result_line
+from harness.options import Options
 from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
-from harness.regimes import load
+from harness.regimes import REFUSAL, load
 from harness.relations import ALL
-from harness.report.failure import look, panel
+from harness.report.failure import failure_fields, look, panel
 from harness.repro import replay_command, save
 from harness.run import Result
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
-from harness.strategies import beyond, cases
-from harness.worker import Worker
+from harness.serving.search import TraceFinding
+from harness.strategies import beyond, cases, drawable
 
 #: Seconds between two lines of progress.
 PROGRESS_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a run was asked for."""
-
-    #: Names of backends; none for the default ones.
-    backends: tuple[str, ...] = ()
-    #: Names of regimes; none for all.
-    regimes: tuple[str, ...] = ()
-    #: Name of the profile.
-    profile: str = "smoke"
-    #: Random cases of each backend and regime; None for the profile's number.
-    examples: int | None = None
-    #: Device; None for a GPU where there is one.
-    device: str | None = None
-    #: Seed of the searches.
-    seed: int = 0
-    #: The regimes file; None for the project's.
-    regimes_file: Path | None = None
-    #: Where repros go.
-    repro_dir: Path = Path("repros")
-    #: Folder of this run's ledgers.
-    run_dir: Path = Path(".mla-gate/run")
-    #: Folder of Hypothesis's example database; None to keep none.
-    database: Path | None = None
-    #: Name of this process's ledger.
-    process: str = "main"
-    #: Processes of the run.
-    processes: int = 1
-    #: "worker": cases run in a child process that may be lost; "off": in this one.
-    isolation: str = "worker"
 
 
 class Gate:
@@ -94,13 +62,19 @@ class Gate:
         """
         options = self.options
         return make_plan(
-            load(options.regimes_file), device=options.device, backends=options.backends, regime_names=options.regimes
+            load(options.regimes_file),
+            device=options.device,
+            backends=options.backends,
+            regime_names=options.regimes,
+            baseline=options.baseline,
         )
 
     @property
     def profile(self) -> Profile:
-        """How much the run asks."""
+        """How much the run asks; a baseline beside it takes as long again."""
         known, examples = PROFILES[self.options.profile], self.options.examples
+        if self.options.baseline:
+            known = dataclasses.replace(known, seconds=2 * known.seconds)
         return known if examples is None else dataclasses.replace(known, examples=examples)
 
     @cached_property
@@ -110,8 +84,11 @@ class Gate:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": sys.argv,
             "profile": self.options.profile,
+            "examples": self.profile.examples,
             "seed": self.options.seed,
             "process": self.options.process,
+            "baseline": self.options.baseline,
+            "fail_on": self.options.fail_on,
             "environment": environment(self.device),
         }
         try:
@@ -152,38 +129,47 @@ class Gate:
         return result
 
     def _run(self, case: Case, relation: str | None, backend: Backend) -> Result:
-        if self.options.isolation == "worker":
-            return self._worker.run(case, backend.name, relation)
-        return answer(case, relation, backend, self.plan.regimes, device=self.device)
+        return self.isolation.run(case, backend, relation)
+
+    def refuse(self, case: Case, backend: Backend) -> Result:
+        """Ask a backend for a case that it says it cannot do, and record the result."""
+        result = self.isolation.run(case, backend, REFUSAL)
+        self.record(result, "contract")
+        return result
 
     @cached_property
-    def _worker(self) -> Worker:
-        return Worker(device=self.device, share=1 / self._sharing, regimes=self.options.regimes_file)
+    def isolation(self) -> Isolation:
+        """Where this process asks its questions."""
+        options = self.options
+        return Isolation(
+            self.plan.device,
+            self.plan.regimes,
+            process=options.process,
+            processes=options.processes,
+            versions=2 if self.plan.baselines else 1,
+            children=options.isolation == "worker",
+        )
 
     @property
     def device(self) -> str:
-        """Name this process's device: the one asked for by index, else the GPUs by turns, one a process."""
-        device = self.plan.device
-        if device.type != "cuda" or device.index is not None:
-            return str(device)
-        return f"cuda:{self._turn % torch.cuda.device_count()}"
-
-    @property
-    def _turn(self) -> int:
-        """Number this process among those of pytest-xdist, which calls them gw0, gw1, ..."""
-        return int("0" + "".join(mark for mark in self.options.process if mark.isdigit()))
-
-    @property
-    def _sharing(self) -> int:
-        """Count the processes that share this one's GPU."""
-        if self.plan.device.type != "cuda":
-            return 1
-        gpus = 1 if self.plan.device.index is not None else torch.cuda.device_count()
-        return -(-self.options.processes // gpus)
+        """Name this process's device."""
+        return self.isolation.device
 
     def record(self, result: Result, phase: str) -> None:
-        """Write a result to the ledger."""
-        self.ledger.write("result", **result_line(result, phase))
+        """Write a result to the ledger, and the baseline's where it counts."""
+        if phase in COUNTED:
+            self.baselines.beside(result, phase)
+        excused = {"excused": True} if self.excuses(result) else {}
+        self.ledger.write("result", **result_line(result, phase), **excused)
+
+    @cached_property
+    def baselines(self) -> Baselines:
+        """The backends that this run's are compared with."""
+        return Baselines(self.plan.baselines, self.plan.regimes, partial(self.isolation.run, version=1), self.ledger.write)
+
+    def excuses(self, result: Result) -> bool:
+        """Tell whether a failure counts for nothing, because the baseline shares it and new ones only were asked for."""
+        return self.options.fail_on == "new" and result.verdict.kind == "FAIL" and self.baselines.shares(result)
 
     def beyond(self, pair: Pair) -> str | None:
         """Say why a pair is not gated in this profile, or None; a GPU is not held to it."""
@@ -199,7 +185,10 @@ class Gate:
         """Write down that a pair will be gated, so that one that never is shows in the table."""
         demanding = self.profile.demands_sensitivities
         graphs = why_not_graph(pair.backend, self.plan.device)
-        self.ledger.write("planned", backend=pair.backend.name, regime=pair.regime.name, demanding=demanding, no_graphs=graphs)
+        named = {"backend": pair.backend.name, "regime": pair.regime.name}
+        self.ledger.write("planned", **named, demanding=demanding, no_graphs=graphs)
+        if pair.backend.name in self.plan.baselines:
+            self.ledger.write("against", **named, baseline=self.plan.baselines[pair.backend.name].name)
 
     def search(self, pair: Pair, relation: str | None = None) -> Outcome:
         """Search a pair for failing cases; ``relation`` asks all of them for that one, such as GRAPH.
@@ -216,6 +205,9 @@ class Gate:
             strategy = questions(drawn, profile)
         else:
             strategy = drawn.map(lambda case: Question(case=case, relation=relation))
+        self.ledger.write(
+            "domain", backend=pair.backend.name, regime=pair.regime.name, **drawable(pair.regime, profile, accepts)
+        )
         counts: dict[str, int] = {}
 
         def heard(result: Result, phase: str) -> None:
@@ -228,9 +220,18 @@ class Gate:
                 shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
                 self._say(f"mla-gate: {name}: {done} of {profile.examples} cases; {shown}")
 
-        asked = Search(lambda asked: self.run(asked.case, pair.backend, asked.relation), heard, profile)
+        compared = bool(self.plan.baselines)
+        asked = Search(
+            lambda asked: self.run(asked.case, pair.backend, asked.relation),
+            heard,
+            profile,
+            shared=(lambda question, result: self.baselines.shares(result)) if compared else None,
+            new_only=self.options.fail_on == "new",
+        )
         database = self.options.database and self.options.database / pair.backend.name / pair.regime.name
         outcome = search(strategy, asked, accepts, seed=seed, database=database)
+        if compared and not outcome.findings:
+            self.baselines.look_at_moves(pair.backend, list(asked.results.values()), self.device)
         for finding in outcome.findings:
             self.ledger.write(
                 "finding",
@@ -238,6 +239,7 @@ class Gate:
                 first=str(finding.first),
                 neighbour=finding.walk.neighbour and str(finding.walk.neighbour),
                 difference=finding.walk.difference,
+                shared=finding.shared,
             )
         self.ledger.write(
             "gated",
@@ -249,11 +251,13 @@ class Gate:
         )
         return outcome
 
-    def failed(self, result: Result, backend: Backend, finding: Finding | None = None) -> str:
+    def failed(self, result: Result, backend: Backend, finding: Finding | TraceFinding | None = None) -> str:
         """Save the repro of a failing result, explain it, and write its failure panel."""
         regimes, device = self.plan.regimes, str(self.plan.device)
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)
         looks = look(result, backend, regimes, device=device)
+        told = failure_fields(result, backend, regimes, device=device, finding=finding, looks=looks, notes=notes)
+        self.ledger.write("failure", **told)
         return panel(result, device=device, finding=finding, looks=looks, notes=notes)
 
     def command(self, result: Result) -> str:
@@ -262,8 +266,8 @@ class Gate:
 
     def close(self, **fields: Any) -> None:
         """Write the end of this process's part."""
-        if "_worker" in self.__dict__:
-            self._worker.close()
+        if "isolation" in self.__dict__:
+            self.isolation.close()
         if self.opened:
             self.ledger.write("end", **fields)
             self.ledger.close()

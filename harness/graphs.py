@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.backends.protocol import Backend, Output
+from harness.backends.protocol import Backend, Output, accepts
 from harness.cache import pool_pages
 from harness.case import Case
 from harness.compilations import compiled
@@ -161,7 +161,7 @@ def _accepted(case: Case, backend: Backend, regimes: Regimes, device: torch.devi
         regimes.of(backend.name, case)
     except NoRegime:
         return False
-    return backend.why_not(case, device) is None
+    return accepts(backend, case, device)
 
 
 def _memory(cases: list[Case], backend: Backend, device: torch.device) -> Inputs:

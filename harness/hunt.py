@@ -1,8 +1,10 @@
 """The hunt for one fault: the gate's cases, the first FAIL, the walk to the smallest, the explanation.
 
-1. Faults of one variant are asked the same case one after another: inputs, truth and yardstick are made once.
+1. Faults of one variant are asked the same case one after another: inputs, truth and yardstick are made once, and that time
+   is counted for each of them. The correct model goes first: a case that it fails says nothing of faults.
 2. A mistake that outlives a call is asked through the relation ``repeat``, as the gate does, and each case is then fresh.
-3. An explanation is right where it names the fault, or one that reproduces the same output within rounding.
+3. A fault that one check alone has seen is asked more cases, until another check sees it: one that none does needs that check.
+4. An explanation is right where it names the fault, or one that reproduces the same output within rounding.
 
 Source: the cases are those of ``harness.strategies``.
 """
@@ -16,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import hypothesis
-import torch
 from hypothesis import HealthCheck, Phase
 
 from harness.acceptance import acceptance
@@ -29,7 +30,7 @@ from harness.inputs import Inputs, make_inputs
 from harness.judge import Known, judge
 from harness.kills import Kill
 from harness.likeness import CALLS, format_of
-from harness.memory import GUARD_BYTE, NotEnoughMemory
+from harness.memory import NotEnoughMemory, empty
 from harness.profiles import Profile
 from harness.regimes import Regime, load
 from harness.relations import between, run_relation
@@ -39,6 +40,8 @@ from harness.verdict import Verdict
 
 #: Seconds that the walk to a minimal repro may take, a fault.
 WALK_SECONDS = 8.0
+#: Cases that a fault is asked after its first FAIL, where one check alone has seen it.
+WATCHED = 60
 
 
 @dataclass(frozen=False, slots=True, kw_only=True)
@@ -113,30 +116,47 @@ def draw(regime: Regime, backend: Backend, profile: Profile, count: int, seed: i
 def hunt(names: Sequence[str], drawn: Sequence[Case], regime: Regime, *, walk: bool = True) -> list[Kill]:
     """Ask faults of one variant their cases, each until one is a FAIL; shrink and explain that."""
     beds = {name: Bed(backend=planted(name), regime=regime, history=FAULTS[name].history) for name in names}
+    variant = beds[names[0]].backend.variant
+    correct = Bed(backend=Planted(name=f"model:{variant.name}", variant=variant), regime=regime, history=False)
     seconds = dict.fromkeys(names, 0.0)
-    kills = []
+    kills: dict[str, Kill] = {}
     for count, case in enumerate(drawn, start=1):
         began = time.perf_counter()
-        output_format = regime.arithmetic.output
         try:
-            inputs = make_inputs(case, output_format=output_format)
+            inputs = make_inputs(case, output_format=regime.arithmetic.output)
         except NotEnoughMemory:
             continue
-        known, made = Known(), time.perf_counter() - began
+        known = Known()
+        right, _, _ = correct.answer(inputs, known)
+        if right.kind != "PASS":
+            say(f"the correct model is a {right.kind} of {case}, which says nothing of faults: {right.message}")
+            continue
+        made = time.perf_counter() - began
         for name, bed in list(beds.items()):
             inputs = fresh(inputs)
             began = time.perf_counter()
             verdict, _, output = bed.answer(inputs, known)
-            seconds[name] += made + time.perf_counter() - began
-            if verdict.kind == "FAIL":
-                kills.append(_found(bed, case, verdict, inputs, output, count, seconds[name], walk))
-                say(f"{name}: found after {count} cases")
+            if verdict.kind == "FAIL" and name in kills:
+                if signs(verdict) != {kills[name].needs}:
+                    kills[name] = dataclasses.replace(kills[name], needs="")
+            elif name not in kills:
+                seconds[name] += made + time.perf_counter() - began
+                if verdict.kind == "FAIL":
+                    kills[name] = _found(bed, case, verdict, inputs, output, count, seconds[name], walk)
+                    say(f"{name}: found after {count} cases")
+            if name in kills and (not kills[name].needs or count >= kills[name].cases + WATCHED):
                 del beds[name]
         if not beds:
             break
-    for name in beds:
+    for name in beds.keys() - kills.keys():
         say(f"{name}: not found in {len(drawn)} cases")
-    return kills + [Kill(name=name, found=False, cases=len(drawn), seconds=seconds[name]) for name in beds]
+        kills[name] = Kill(name=name, found=False, cases=len(drawn), seconds=seconds[name])
+    return list(kills.values())
+
+
+def signs(verdict: Verdict) -> set[str]:
+    """Name what shows a failure: the measured checks that are broken, or else the fault."""
+    return {check for check, ratio in verdict.measurements.ratios.items() if ratio > 1} or {verdict.fault or ""}
 
 
 def fresh(inputs: Inputs) -> Inputs:
@@ -150,7 +170,7 @@ def emptied(inputs: Inputs) -> Inputs:
     """Give the outputs back as they were before a run."""
     for buffer in (inputs.out, inputs.lse):
         if buffer is not None:
-            buffer.view(torch.uint8).fill_(GUARD_BYTE)
+            empty(buffer)
     return inputs
 
 
@@ -172,6 +192,7 @@ def _found(
                 break
     else:
         smallest, verdict_of = case, verdict
+    seen = signs(verdict)
     kill = Kill(
         name=name,
         found=True,
@@ -181,6 +202,7 @@ def _found(
         checks=tuple(check for check, ratio in verdict.measurements.ratios.items() if ratio > 1),
         first=str(case),
         smallest=str(smallest),
+        needs=seen.pop() if len(seen) == 1 else "",
         size=(smallest.batch, sum(smallest.lengths), smallest.heads, smallest.query_tokens),
     )
     return _explained(kill, bed, verdict_of, inputs, output)

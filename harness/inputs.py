@@ -188,7 +188,8 @@ def _requests(source: Case, placement: Placement, indices: tuple[int, ...]) -> l
     ]
 
 
-def _check_memory(case: Case, device: torch.device) -> None:
+def needed_bytes(case: Case, device: torch.device) -> int:
+    """Estimate the memory that a case and its truth take on a device, bytes."""
     row = (case.width + case.token_padding) * FORMATS[case.cache_format].storage.itemsize
     tokens = sum(case.lengths)
     pool = row * case.page_size * pool_pages(case)
@@ -198,8 +199,11 @@ def _check_memory(case: Case, device: torch.device) -> None:
         live = 3 * row * (tokens + case.batch * case.page_size)
         pool = 2 * live + min(pool, live if device.type == "cpu" else pool)
     # Slots and their copies; the truth works on streamed pieces, with partial results in fp64.
-    needed = pool + 32 * tokens + 32 * case.batch * case.query_tokens * case.heads * case.latent
-    free = free_bytes(device)
+    return pool + 32 * tokens + 32 * case.batch * case.query_tokens * case.heads * case.latent
+
+
+def _check_memory(case: Case, device: torch.device) -> None:
+    needed, free = needed_bytes(case, device), free_bytes(device)
     if needed > free:
         raise NotEnoughMemory(f"not run: needs {needed / 2**30:.1f} GiB on {device}, {free / 2**30:.1f} GiB are free")
 
@@ -220,7 +224,7 @@ def _codes(values: NDArray[np.float32], name: str, shift: int = 0) -> Tensor:
     return as_integers(codes)
 
 
-def _poison(case: Case, name: str) -> int:
+def poison_code(case: Case, name: str) -> int:
     """Find the integer that poisons one element of a format."""
     known = FORMATS[name]
     if case.poison == "large":
@@ -238,7 +242,7 @@ def _lay_query(case: Case, arena: Arena, codes: Tensor) -> tuple[Tensor, Tensor]
     elif case.query_layout == "transposed":
         nope = arena.allocate("query_nope", rows * latent, known.storage).view(heads, batch, tokens, latent).permute(1, 2, 0, 3)
         whole = arena.allocate("query_rope", rows * (UNABSORBED + rope), known.storage)
-        as_integers(whole).fill_(_poison(case, case.query_format))
+        as_integers(whole).fill_(poison_code(case, case.query_format))
         pe = whole.view(batch, tokens, heads, UNABSORBED + rope)[..., UNABSORBED:]
     else:
         nope = arena.allocate("query_nope", rows * latent, known.storage).view(batch, tokens, heads, latent)
@@ -260,7 +264,7 @@ def _fill_pool(
     row = case.width + case.token_padding
     page = size * row + case.page_padding
     pool = arena.allocate("cache", placement.pages * page, known.storage)
-    bits, poison = as_integers(pool), _poison(case, case.cache_format)
+    bits, poison = as_integers(pool), poison_code(case, case.cache_format)
     if pool.numel() * pool.element_size() > LAZY_BYTES:
         live = placement.live_pages
         around = np.unique(np.concatenate([[0], live - 1, live, live + 1]))

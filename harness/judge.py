@@ -12,6 +12,7 @@ Source: docs/numerics.md, "What is checked" and "When a pass means nothing".
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -84,7 +85,7 @@ def _judge(inputs: Inputs, output: Output, regime: Regime, empty_rows: str, mode
     found_blemish = blemish(actual, empty_rows)
     if found_blemish is not None:
         return Verdict(kind="FAIL", fault=found_blemish.fault, message=f"{where}: {found_blemish.message}")
-    if not bool(actual.live.any()):
+    if not any(inputs.case.lengths):
         return Verdict(kind="PASS", message=f"{where}: no row sees a token; only the policy was checked")
     return _weigh(regime.understood(inputs.problem()), actual, regime, models, where, known)
 
@@ -96,9 +97,10 @@ def _weigh(problem: Problem, actual: Actual, regime: Regime, models: bool, where
         known.yardstick = measure_truth(problem, oracle(problem) if exact else mla_decode(problem), regime)
     yardstick = known.yardstick
     ratios = measure_actual(actual, yardstick)
-    if bool(ratios.worst().isnan().any()):
+    largest = ratios.largest()
+    if any(map(math.isnan, largest.values())):
         return Verdict(kind="ERROR", message=f"{where}: ours: the budget has no number for some row")
-    if ratios.broken() and not exact:
+    if max(largest.values()) > 1 and not exact:
         if known.certain is None:
             certain = oracle(problem)
             doubt = _doubt(yardstick, certain, actual.case.heads)
@@ -107,7 +109,10 @@ def _weigh(problem: Problem, actual: Actual, regime: Regime, models: bool, where
             known.certain = recentre(yardstick, certain)
         yardstick = known.certain
         ratios = measure_actual(actual, yardstick)
-    return _fail(actual, yardstick, ratios, where) if ratios.broken() else _pass(actual, yardstick, ratios, models, where)
+        largest = ratios.largest()
+    if max(largest.values()) > 1:
+        return _fail(actual, yardstick, ratios, largest, where)
+    return _pass(actual, yardstick, ratios, largest, models, where)
 
 
 def _doubt(yardstick: Yardstick, certain: Answer, heads: int) -> str | None:
@@ -123,8 +128,8 @@ def _doubt(yardstick: Yardstick, certain: Answer, heads: int) -> str | None:
     )
 
 
-def _fail(actual: Actual, yardstick: Yardstick, ratios: Ratios, where: str) -> Verdict:
-    broken = ratios.broken()
+def _fail(actual: Actual, yardstick: Yardstick, ratios: Ratios, largest: dict[str, float], where: str) -> Verdict:
+    broken = {name: ratio for name, ratio in largest.items() if ratio > 1}
     rows, elements = worst_rows(actual, yardstick, ratios), worst_elements(actual, yardstick)
     said = "; ".join(f"{CHECKS[name]} ({name} {ratio:.3g} of its limit)" for name, ratio in broken.items())
     listed = "\n    ".join(str(found) for found in (*rows, *elements))
@@ -132,13 +137,13 @@ def _fail(actual: Actual, yardstick: Yardstick, ratios: Ratios, where: str) -> V
         kind="FAIL",
         fault="inaccurate" if set(broken) == {"accuracy"} else "mismatch",
         message=f"{where}: {said}\n    {listed}",
-        measurements=_measurements(actual, yardstick, ratios, Score(), rows=rows, elements=elements),
+        measurements=_measurements(actual, yardstick, ratios, largest, Score(), rows=rows, elements=elements),
     )
 
 
-def _pass(actual: Actual, yardstick: Yardstick, ratios: Ratios, models: bool, where: str) -> Verdict:
+def _pass(actual: Actual, yardstick: Yardstick, ratios: Ratios, largest: dict[str, float], models: bool, where: str) -> Verdict:
     scored = score(actual, yardstick) if models else Score()
-    measurements = _measurements(actual, yardstick, ratios, scored)
+    measurements = _measurements(actual, yardstick, ratios, largest, scored)
     passed = [name for name, state in scored.nulls.items() if state == "passed"]
     if passed:
         told = "; ".join(f"{name} ({NULLS[name].about})" for name in passed)
@@ -153,21 +158,22 @@ def _measurements(
     actual: Actual,
     yardstick: Yardstick,
     ratios: Ratios,
+    largest: dict[str, float],
     scored: Score,
     *,
     rows: tuple[RowFinding, ...] = (),
     elements: tuple[ElementFinding, ...] = (),
 ) -> Measurements:
-    live = yardstick.live
-    count = int(live.sum())
+    figures = torch.stack([ratios.rho, ratios.z, ratios.element, ratios.relative])
+    rho, z, element, relative = figures.masked_fill(~yardstick.live, -torch.inf).flatten(1).amax(1).tolist()
     return Measurements(
-        rows=count,
-        elements=count * actual.case.latent,
-        ratios={name: float(ratio.max()) for name, ratio in ratios.checks.items()},
-        rho=float(ratios.rho[live].max()),
-        z=float(ratios.z[live].max()),
-        element=float(ratios.element[live].max()),
-        relative=float(ratios.relative[live].max()),
+        rows=yardstick.rows,
+        elements=yardstick.rows * actual.case.latent,
+        ratios=largest,
+        rho=rho,
+        z=z,
+        element=element,
+        relative=relative,
         nulls=scored.nulls,
         sensitivities=scored.sensitivities,
         worst_rows=rows,

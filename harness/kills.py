@@ -23,6 +23,8 @@ class Kill:
     #: Fault word of the verdict, and the measured checks that were broken.
     fault: str = ""
     checks: tuple[str, ...] = ()
+    #: The check or fault word that no other accompanied in any failing case asked; empty where another did.
+    needs: str = ""
     #: First failing case, and the smallest.
     first: str = ""
     smallest: str = ""
@@ -67,13 +69,26 @@ def summary(kills: Sequence[Kill]) -> list[str]:
     if not found:
         return lines
     counts, seconds = sorted(kill.cases for kill in found), sorted(kill.seconds for kill in found)
-    alone = Counter(kill.checks[0] if kill.checks else kill.fault for kill in found if len(kill.checks) < 2)
-    right, kind = sum(kill.right for kill in found), sum(kill.right_kind for kill in found)
-    longest = max(kill.explain_seconds for kill in found)
+    exact, right = sum(kill.named == kill.name for kill in found), sum(kill.right for kill in found)
+    kind = sum(kill.right_kind for kill in found)
+    spent = sorted(kill.explain_seconds for kill in found)
     return [
         *lines,
         f"median after {median_low(counts)} cases and {median_low(seconds):.2f} s, at most {counts[-1]} cases",
-        f"explained rightly, or by a fault with the same answer: {right} of {len(found)}; by the right kind: {kind}; "
-        f"longest explanation {longest:.1f} s",
-        "seen at first by one check alone: " + ", ".join(f"{name} {count}" for name, count in alone.most_common()),
+        f"explained first by its own name: {exact} of {len(found)} ({exact / len(found):.1%}); by it or by one with the same "
+        f"answer: {right} ({right / len(found):.1%}); by its kind: {kind} ({kind / len(found):.1%}); "
+        f"median explanation {median_low(spent):.1f} s, longest {spent[-1]:.1f} s",
+        "",
+        *_checks(found),
     ]
+
+
+def _checks(found: Sequence[Kill]) -> list[str]:
+    """Print what each check and fault word saw, and which faults nothing else sees."""
+    signs = [kill.checks or (kill.fault,) for kill in found]
+    lines = ["| check | saw at first | alone | needed, as nothing else saw it in any case |", "|---|---|---|---|"]
+    for name, count in Counter(name for names in signs for name in names).most_common():
+        alone = sum(names == (name,) for names in signs)
+        needing = ", ".join(kill.name for kill in found if kill.needs == name)
+        lines.append(f"| {name} | {count} | {alone} | {needing or '–'} |")
+    return lines

@@ -7,7 +7,10 @@
 4. A ledger of a newer version is refused; a kind of line that this version does not know is passed over.
 
 Kinds of line: ``planned`` (a regime of a backend that the run means to gate), ``result`` (one case), ``finding`` (one
-fault, shrunk), ``gated`` (a search that ended), ``beyond`` (a regime that the run left out), ``end`` (the run's own end).
+fault, shrunk), ``failure`` (what a report shows of a failing case), ``domain`` (the values that a search may draw), ``gated``
+(a search that ended), ``beyond`` (a regime that the run left out), ``untraced`` (a regime without serving traces),
+``unasked`` (production shapes that need more than there is), ``split`` (which rows of which shard), ``against``,
+``baseline`` and ``moved`` (harness/compare.py), ``end`` (the run's own end).
 """
 
 from __future__ import annotations
@@ -142,6 +145,7 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         "run_seconds": round(result.run_seconds, 6),
         "compiled": result.compiled,
         "what_ran": dict(result.what_ran),
+        "bits": result.bits,
     }
 
 
@@ -168,7 +172,7 @@ def read(path: Path | str) -> Ledger:
 
 
 def read_all(paths: Iterable[Path | str]) -> list[Ledger]:
-    """Read several ledgers; a folder stands for every ``*.jsonl`` in it.
+    """Read several ledgers; a folder stands for every ``*.jsonl`` in it, deeper ones too.
 
     Raises:
         LedgerError: if one cannot be read, or a folder holds none.
@@ -181,7 +185,7 @@ def _files(paths: Iterable[Path | str]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        found = sorted(path.glob("*.jsonl"))
+        found = sorted(path.rglob("*.jsonl"))
         if not found:
             raise LedgerError(f"{path}: no *.jsonl in this folder")
         yield from found

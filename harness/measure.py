@@ -20,7 +20,7 @@ from harness.regimes import Regime
 from harness.weights import Weights, weigh
 from references.budget import budget
 from references.formats import FORMATS
-from references.problem import Answer, Problem
+from references.problem import Answer, Problem, visible
 
 #: The checks, and what breaking each means.
 CHECKS = {
@@ -32,6 +32,9 @@ CHECKS = {
 }
 #: Unit roundoff of the reference; a format that is as fine has the oracle for its truth.
 FINE = FORMATS["fp32"].unit_roundoff
+#: Elements of a row from which on its relative error is a mean: of eight independent ones it is within twice its root mean
+#: square but once in 10^4 rows, of one it is anything.
+MEAN = 8
 #: Bytes of softmax weights that a yardstick keeps; those of more requests are worked out anew when they are asked for.
 KEPT_BYTES = 512 << 20
 #: Divides by what may be zero: a zero over it is zero, anything else is beyond every limit.
@@ -47,6 +50,8 @@ class Yardstick:
     out: Tensor
     #: Its log-sum-exp, fp64 [B, R].
     lse: Tensor
+    #: The truth in fp64 whatever ``out`` is, as wrong answers are worked out from it, [B, R, L].
+    exact: Tensor
     #: Variance of a correct kernel's error, fp64 [B, R, L].
     variance: Tensor
     #: Hard bound W, fp64 [B, R, L].
@@ -59,26 +64,31 @@ class Yardstick:
     row_limit: Tensor
     #: Limit of |e|/√V.
     element_limit: float
-    #: Rows that see a token, bool [B, R].
+    #: Rows that see a token, bool [B, R], and how many.
     live: Tensor
-    #: Rows whose scores are small enough for their accuracy to be the kernel's doing, bool [B, R].
+    rows: int
+    #: What a row's error is relative to where accuracy is asked, fp64 [B, R]: its norm, or the norm that such weights and
+    #: values have in random directions, where they happen to cancel.
+    size: Tensor
+    #: Rows whose accuracy is the kernel's doing, bool [B, R]: their scores are small enough, and they are a mean of elements.
     conditioned: Tensor
     problem: Problem
     #: Softmax weights of requests, as far as they fit in memory.
-    kept: dict[int, Weights]
+    kept: dict[tuple[int, ...], Weights]
 
+    @property
     def requests(self) -> list[int]:
-        """List the requests in which some row sees a token."""
-        return [int(request) for request in self.live.any(-1).nonzero()[:, 0]]
+        """Requests in which some row sees a token."""
+        return [request for request, length in enumerate(self.problem.lengths) if length]
 
-    def weights(self, request: int) -> Weights:
-        """Weigh a request; what is kept of an earlier time is not worked out again."""
-        known = self.kept.get(request)
+    def weights(self, requests: tuple[int, ...]) -> Weights:
+        """Weigh requests; what is kept of an earlier time is not worked out again."""
+        known = self.kept.get(requests)
         if known is not None:
             return known
-        found = weigh(self.problem, request)
+        found = weigh(self.problem, requests)
         if sum(weights.size for weights in self.kept.values()) + found.size <= KEPT_BYTES:
-            self.kept[request] = found
+            self.kept[requests] = found
         return found
 
 
@@ -90,7 +100,7 @@ class Ratios:
     rho: Tensor
     #: z, fp64 [..., R].
     z: Tensor
-    #: ‖e‖/‖o‖, fp64 [..., R].
+    #: ‖e‖ over the row's size, fp64 [..., R].
     relative: Tensor
     #: Largest |e|/√V of a row, fp64 [..., R].
     element: Tensor
@@ -101,9 +111,9 @@ class Ratios:
         """Take the largest ratio of each row, fp64 [..., R]."""
         return torch.stack(list(self.checks.values())).amax(0)
 
-    def broken(self) -> dict[str, float]:
-        """Name the checks that some row breaks, with the largest ratio of each."""
-        return {name: float(ratio.max()) for name, ratio in self.checks.items() if bool((ratio > 1).any())}
+    def largest(self) -> dict[str, float]:
+        """Take the largest ratio of each check; NaN where a row has none."""
+        return dict(zip(self.checks, torch.stack(list(self.checks.values())).flatten(1).amax(1).tolist(), strict=True))
 
 
 def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick:
@@ -118,30 +128,29 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     bound = budget(problem, regime.arithmetic)
     out = answer.out.double().reshape(batch, rows, problem.latent)
     spread = bound.spread.reshape(batch, rows)
-    seen = torch.tensor(problem.lengths)[:, None] - problem.query_tokens + 1 + torch.arange(problem.query_tokens)
-    live = (seen > 0).repeat_interleave(problem.heads, dim=1).to(out.device)
-    limits = regime.limits
-    lse_quantile = element_limit(int(live.sum()), limits.false_alarm)
-    yardstick = Yardstick(
+    seen = torch.tensor([visible(length, problem.query_tokens) for length in problem.lengths])
+    live, limits = seen > 0, regime.limits
+    count = int(live.sum()) * problem.heads
+    live = live.repeat_interleave(problem.heads, dim=1).to(out.device)
+    lse_quantile = element_limit(count, limits.false_alarm)
+    return Yardstick(
         regime=regime,
         out=out,
         lse=answer.lse.double().reshape(batch, rows),
+        exact=bound.exact.reshape(out.shape),
         variance=bound.variance.reshape(out.shape),
         hard=bound.hard.reshape(out.shape),
         lse_limit=torch.minimum(bound.lse_hard * limits.lse, bound.lse_variance.sqrt() * lse_quantile).reshape(batch, rows),
         spread=spread,
-        row_limit=row_limit(spread, limits.false_alarm, int(live.sum())),
-        element_limit=element_limit(int(live.sum()) * problem.latent, limits.false_alarm),
+        row_limit=row_limit(spread, limits.false_alarm, count),
+        element_limit=element_limit(count * problem.latent, limits.false_alarm),
         live=live,
-        conditioned=torch.zeros_like(live),
+        rows=count,
+        size=torch.maximum(out.norm(dim=-1), bound.scattered.reshape(batch, rows)),
+        conditioned=(bound.largest_score.reshape(batch, rows) <= limits.conditioned) & (problem.latent >= MEAN),
         problem=problem,
         kept={},
     )
-    for request in yardstick.requests():
-        scores = yardstick.weights(request).scores
-        largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
-        yardstick.conditioned[request] = largest <= limits.conditioned
-    return yardstick
 
 
 def recentre(yardstick: Yardstick, answer: Answer) -> Yardstick:
@@ -150,23 +159,23 @@ def recentre(yardstick: Yardstick, answer: Answer) -> Yardstick:
     return replace(yardstick, out=out, lse=lse)
 
 
-def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, request: int | None = None) -> Ratios:
-    """Measure errors of all requests, or of one.
+def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, requests: list[int] | None = None) -> Ratios:
+    """Measure errors of all requests, or of some.
 
     Args:
         yardstick: the case's.
-        error: output less truth, fp64 [B, R, L], or [R, L] of one request.
-        lse_error: the same of the lse, fp64 [B, R] or [R]; None where there is none.
-        request: which request, or None for all.
+        error: output less truth, fp64 [..., B, R, L], or [..., G, R, L] of some requests.
+        lse_error: the same of the lse, fp64 [..., B, R] or [..., G, R]; None where there is none.
+        requests: which requests, or None for all.
     """
-    at = slice(None) if request is None else request
-    regime, variance, out = yardstick.regime, yardstick.variance[at], yardstick.out[at]
+    at = slice(None) if requests is None else requests
+    regime, variance = yardstick.regime, yardstick.variance[at]
     size = error.abs()
     square = error.square().sum(-1)
     mean_square = square / variance.sum(-1).clamp_min(_TINY)
     z = (mean_square - 1) / yardstick.spread[at].clamp_min(NARROW)
     element = (size / variance.sqrt().clamp_min(_TINY)).amax(-1)
-    relative = (square / out.square().sum(-1).clamp_min(_TINY)).sqrt()
+    relative = square.sqrt() / yardstick.size[at].clamp_min(_TINY)
     checks = {
         "hard": (size / yardstick.hard[at].clamp_min(_TINY)).amax(-1) / regime.limits.hard,
         "row": z / yardstick.row_limit[at],
@@ -221,10 +230,10 @@ def stray(yardstick: Yardstick, certain: Answer) -> Tensor:
     Source: fp32 sums err in proportion to the magnitudes they add up, and a score's error moves its row in proportion.
     """
     strayed = torch.zeros_like(yardstick.lse)
-    for request in yardstick.requests():
-        weights = yardstick.weights(request)
-        unit = FINE * (1 + weights.magnitudes())
-        sizes = weights.probabilities @ weights.norms().sqrt()
+    for request in yardstick.requests:
+        weights = yardstick.weights((request,))
+        unit = FINE * (1 + weights.magnitudes()[0])
+        sizes = weights.probabilities[0] @ weights.norms()[0].sqrt()
         certainly = certain.out[request].reshape_as(yardstick.out[request])
         distance = (yardstick.out[request] - certainly).norm(dim=-1)
         lse = (yardstick.lse[request] - certain.lse[request].flatten()).abs()

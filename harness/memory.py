@@ -2,7 +2,7 @@
 
 1. Every buffer a kernel is given lies between two guard bands. Their bytes are NaN in every float format, and an absurd
    index in every integer one.
-2. Outputs begin as a NaN that no arithmetic produces, so "not written" differs from "wrote NaN".
+2. Outputs begin as a NaN that no arithmetic produces and no conversion writes, so "not written" differs from "wrote NaN".
 3. Inputs are compared bit for bit with a copy made before the run. Of a large pool only the live pages and their neighbours
    are compared: a copy of the rest would take as much again.
 4. On the host large pools are mapped lazily: a row that nobody touches takes no memory. A GPU has no such memory; there a
@@ -19,18 +19,25 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from references.formats import as_integers
+
 #: Bytes of each guard band: more than one vector access of a wave (64 lanes x 16 bytes).
 GUARD_BYTES = 4096
-#: Fills guards and outputs: all bits set is a NaN in bf16, fp16, fp32, e4m3fn and e5m2, and -1 in an integer.
+#: Fills guards: all bits set is a NaN in bf16, fp16, fp32, e4m3fn and e5m2, and -1 in an integer.
 GUARD_BYTE = 0xFF
+#: Integers that outputs begin as, by bytes of an element. Kernels write 0x7FC0, 0x7FFF, 0xFFC0 or, as torch's vectorised
+#: conversion to bf16 does, 0xFFFF for a NaN: the payload here is none of theirs, in bf16, fp16 and fp32 alike. One byte has no
+#: NaN to spare.
+UNWRITTEN: Mapping[int, int] = MappingProxyType({1: GUARD_BYTE, 2: 0xFFA5 - (1 << 16), 4: 0xFFA5FFA5 - (1 << 32)})
 #: Above this many bytes a pool is compared by rows, not as a whole, and on the host mapped lazily.
 LAZY_BYTES = 64 << 20
 #: mmap(2)'s flag on Linux; Python names it from 3.13 on.
@@ -60,6 +67,7 @@ class _Buffer:
     name: str
     whole: Tensor  # uint8, guards included
     size: int
+    dtype: torch.dtype
     #: Whether the kernel may write to it.
     output: bool
     #: Bytes of a row, and the rows to compare, int64; None where all of it is compared.
@@ -81,11 +89,29 @@ class _Buffer:
         return self.payload.view(-1, width).index_select(0, rows).view(-1)
 
 
+def empty(values: Tensor) -> Tensor:
+    """Make an output as it is before a run, in place."""
+    as_integers(values).fill_(UNWRITTEN[values.element_size()])
+    return values
+
+
+def unwritten(values: Tensor) -> Tensor:
+    """Find elements that are as outputs begin."""
+    return as_integers(values.contiguous()) == UNWRITTEN[values.element_size()]
+
+
 def limit_device_memory(device: torch.device | str, share: float) -> None:
     """Let this process take no more than a share of a GPU's memory."""
     index = torch.device(device).index or 0
     torch.cuda.set_per_process_memory_fraction(share, index)
     _SHARES[index] = share
+
+
+def total_bytes(device: torch.device) -> int:
+    """Tell how many bytes a device has in all."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return _meminfo("MemTotal")
 
 
 def free_bytes(device: torch.device) -> int:
@@ -96,11 +122,15 @@ def free_bytes(device: torch.device) -> int:
         taken = torch.cuda.memory_allocated(index)
         # What torch keeps for itself and does not use it gives back when memory runs short.
         return int(min(free + torch.cuda.memory_reserved(index) - taken, _SHARES.get(index, 1.0) * total - taken))
+    return _meminfo("MemAvailable")
+
+
+def _meminfo(name: str) -> int:
     with open("/proc/meminfo", encoding="ascii") as lines:
         for line in lines:
-            if line.startswith("MemAvailable:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) << 10
-    raise OSError("no MemAvailable in /proc/meminfo")
+    raise OSError(f"no {name} in /proc/meminfo")
 
 
 @contextmanager
@@ -135,7 +165,7 @@ class Arena:
             name: role of the buffer in the call, for reports.
             count: elements.
             dtype: their type.
-            output: whether the kernel may write to it; an output begins all NaN.
+            output: whether the kernel may write to it; an output begins unwritten: all NaN.
 
         Returns:
             [count] of dtype; zeros where lazily mapped, else uninitialised unless it is an output.
@@ -152,12 +182,11 @@ class Arena:
             whole = _map(name, total)
         else:
             whole = torch.empty(total, dtype=torch.uint8, device=self.device)
-        buffer = self._buffers[name] = _Buffer(name=name, whole=whole, size=size, output=output)
+        buffer = self._buffers[name] = _Buffer(name=name, whole=whole, size=size, dtype=dtype, output=output)
         for band in buffer.bands:
             band.fill_(GUARD_BYTE)
-        if output:
-            buffer.payload.fill_(GUARD_BYTE)
-        return buffer.payload.view(dtype)
+        values = buffer.payload.view(dtype)
+        return empty(values) if output else values
 
     def watch_rows(self, name: str, width: int, rows: Tensor) -> None:
         """Compare only some rows of a buffer: the rest of it is not in memory, or is too much to copy.
@@ -170,7 +199,7 @@ class Arena:
         self._buffers[name].rows = (width, rows.to(self.device))
 
     def take(self, other: Arena) -> None:
-        """Overwrite every input with another arena's of the same name, in place, and make the outputs NaN again.
+        """Overwrite every input with another arena's of the same name, in place, and make the outputs unwritten again.
 
         An input that is longer here keeps what lies past the other's end; both are then sealed anew.
 
@@ -179,7 +208,7 @@ class Arena:
         """
         for name, buffer in self._buffers.items():
             if buffer.output:
-                buffer.payload.fill_(GUARD_BYTE)
+                empty(buffer.payload.view(buffer.dtype))
                 continue
             given = other._buffers[name]
             if given.size > buffer.size:

@@ -3,8 +3,8 @@
 1. A null model is gross: it reads no cache, or mixes up requests, heads or scales. A case that one of them passes proves
    nothing, unless that model is right there (the mean of V is, for a single token).
 2. A sensitivity is fine: one token, one page, one per cent. No case shows them all; those that it shows are counted.
-3. Each is a closed form over the request's softmax weights and costs a few sums, never another run.
-4. A model that does not apply (one head, no scale, no edge) gives None.
+3. Each is a closed form over the softmax weights of some requests, G of them, and costs a few sums, never another run.
+4. A model that does not apply (one head, no scale) gives None; one that applies to some of the requests says to which.
 
 Source: docs/numerics.md, section "When a pass means nothing"; the sums follow from o = Σ p v with p renormalised.
 """
@@ -26,31 +26,35 @@ PER_CENT = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One request and its truth, as the models see it."""
+    """Some requests and their truth, as the models see them."""
 
     case: Case
     weights: Weights
     #: The truth of all requests in fp64, so that a wrong answer that equals it is known to, [B, R, L].
     out: Tensor
-    #: Tokens at which splits begin, the first (0) left out.
-    split_edges: list[int]
+    #: The truth of these requests, fp64 [G, R, L].
+    truth: Tensor
+    #: Of each request the tokens at which splits begin, the first (0) left out.
+    split_edges: list[list[int]]
     #: Tokens of a tile; 0 if the kernel has none.
     tile: int
 
     @property
-    def truth(self) -> Tensor:
-        """The truth of this request, fp64 [R, L]."""
-        return self.out[self.weights.request]
+    def by_head(self) -> Tensor:
+        """The same, fp64 [G, S, H, L]."""
+        return self.truth.view(-1, self.case.query_tokens, self.case.heads, self.case.latent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """A wrong answer of one request."""
+    """A wrong answer of some requests."""
 
-    #: fp64 [R, L].
+    #: fp64 [G, R, L].
     out: Tensor
-    #: fp64 [R]; None if the model says nothing of it.
+    #: fp64 [G, R]; None if the model says nothing of it.
     lse: Tensor | None = None
+    #: Which requests the model applies to; None for all.
+    applies: list[bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +73,9 @@ def _zeros(view: View) -> Wrong:
 
 def _query_only(view: View) -> Wrong:
     """Answer the multiple of the query's latent part that fits best: nothing of the cache but one number."""
-    query = view.weights.query[:, : view.case.latent]
-    factor = (query * view.truth).sum() / query.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    query = view.weights.query[..., : view.case.latent]
+    size = query.square().sum((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    factor = (query * view.truth).sum((1, 2), keepdim=True) / size
     return Wrong(out=factor * query)
 
 
@@ -82,21 +87,19 @@ def _mean(view: View) -> Wrong:
 def _other_request(view: View) -> Wrong | None:
     if view.case.batch == 1:
         return None
-    return Wrong(out=view.out[(view.weights.request + 1) % view.case.batch])
+    return Wrong(out=view.out[[(request + 1) % view.case.batch for request in view.weights.requests]])
 
 
 def _other_head(view: View) -> Wrong | None:
     if view.case.heads == 1:
         return None
-    by_head = view.truth.view(view.case.query_tokens, view.case.heads, -1)
-    return Wrong(out=by_head.roll(1, dims=1).reshape(view.truth.shape))
+    return Wrong(out=view.by_head.roll(1, dims=2).flatten(1, 2))
 
 
 def _other_token(view: View) -> Wrong | None:
     if view.case.query_tokens == 1:
         return None
-    by_token = view.truth.view(view.case.query_tokens, view.case.heads, -1)
-    return Wrong(out=by_token.roll(1, dims=0).reshape(view.truth.shape))
+    return Wrong(out=view.by_head.roll(1, dims=1).flatten(1, 2))
 
 
 def _value_scale_dropped(view: View) -> Wrong | None:
@@ -118,62 +121,69 @@ def _rescored(view: View, factor: float) -> Wrong:
     """Answer with all scores multiplied by a factor."""
     scores = view.weights.scores * factor
     lse = scores.logsumexp(-1)
-    return Wrong(out=view.weights.sum_values((scores - lse.nan_to_num(neginf=0.0)[:, None]).exp_()), lse=lse)
+    return Wrong(out=view.weights.sum_values((scores - lse.nan_to_num(neginf=0.0)[..., None]).exp_()), lse=lse)
 
 
 def _newest_dropped(view: View) -> Wrong:
     return _dropped(view, (view.weights.visible - 1).clamp(min=0))
 
 
-def _dropped(view: View, tokens: Tensor) -> Wrong:
-    """Answer without one token a row: int64 [R]."""
+def _dropped(view: View, tokens: Tensor, applies: list[bool] | None = None) -> Wrong:
+    """Answer without one token a row: int64 [G, R]."""
     weights, truth = view.weights, view.truth
-    p = weights.probabilities.gather(1, tokens[:, None])
-    unique, group = torch.unique(tokens, return_inverse=True)
-    values = weights.values(unique)[group]
+    p = weights.probabilities.gather(-1, tokens[..., None])
     rest = 1 - p
     # A row that saw only this token is left with nothing.
-    out = torch.where(rest > torch.finfo(torch.float64).eps, (truth - p * values) / rest, 0.0)
-    return Wrong(out=out, lse=weights.lse + torch.log(rest[:, 0]))
+    out = torch.where(rest > torch.finfo(torch.float64).eps, (truth - p * weights.values(tokens)) / rest, 0.0)
+    return Wrong(out=out, lse=weights.lse + torch.log(rest[..., 0]), applies=applies)
 
 
-def _edge(view: View, edges: list[int]) -> Wrong | None:
-    """Drop the token before the middle edge, or the one after it in every other request."""
-    if not edges:
+def _edge(view: View, edges: list[list[int]]) -> Wrong | None:
+    """Drop the token before the middle edge of each request, or the one after it in every other request."""
+    if not any(edges):
         return None
-    token = edges[len(edges) // 2] - 1 + view.weights.request % 2
-    return _dropped(view, torch.full_like(view.weights.visible, token))
+    turns = zip(edges, view.weights.requests, strict=True)
+    middles = [one[len(one) // 2] - 1 + request % 2 if one else 0 for one, request in turns]
+    visible = view.weights.visible
+    tokens = torch.tensor(middles, device=visible.device)[:, None].expand_as(visible)
+    return _dropped(view, tokens, [bool(one) for one in edges])
+
+
+def _every(view: View, step: int) -> list[list[int]]:
+    """List the edges of pieces of a size in each request."""
+    return [list(range(step, length, step)) for length in view.weights.lengths]
 
 
 def _page_edge(view: View) -> Wrong | None:
     size = view.case.page_size
-    return None if size == 1 else _edge(view, list(range(size, view.weights.length, size)))
+    return None if size == 1 else _edge(view, _every(view, size))
 
 
 def _tile_edge(view: View) -> Wrong | None:
-    return _edge(view, list(range(view.tile, view.weights.length, view.tile))) if view.tile > 1 else None
+    return _edge(view, _every(view, view.tile)) if view.tile > 1 else None
 
 
 def _split_edge(view: View) -> Wrong | None:
-    return _edge(view, [edge for edge in view.split_edges if 0 < edge < view.weights.length])
+    ends = zip(view.split_edges, view.weights.lengths, strict=True)
+    return _edge(view, [[edge for edge in edges if 0 < edge < length] for edges, length in ends])
 
 
 def _foreign_page(view: View) -> Wrong | None:
     """Read one page in another's place: the middle page is read twice, its neighbour never."""
-    size, length, weights = view.case.page_size, view.weights.length, view.weights
-    whole = length // size
-    if whole < 2:
+    size, weights = view.case.page_size, view.weights
+    pages = [length // size for length in weights.lengths]
+    if max(pages) < 2:
         return None
-    lost = torch.arange(size, device=weights.visible.device) + size * (whole // 2)
-    read = lost - size
-    change = torch.zeros_like(weights.probabilities)
-    seen = weights.scores[:, lost] > -torch.inf
-    change[:, lost] = -weights.probabilities[:, lost]
-    change[:, read] = torch.where(seen, weights.probabilities[:, read], 0.0)
-    total = 1 + change.sum(-1, keepdim=True)
-    safe = total.clamp_min(torch.finfo(torch.float64).eps)
-    out = (view.truth + weights.sum_values(change)) / safe
-    return Wrong(out=out, lse=weights.lse + safe.log()[:, 0])
+    # A request of less than two pages reads whatever is there, and is not asked.
+    middle = torch.tensor([[size * (whole // 2) if whole > 1 else size] for whole in pages], device=weights.visible.device)
+    lost = middle + torch.arange(size, device=middle.device)
+    tokens = torch.cat([lost - size, lost], -1)
+    index = tokens[:, None].expand(-1, weights.visible.shape[1], -1)
+    p, seen = weights.probabilities.gather(-1, index), weights.scores.gather(-1, index[..., size:]) > -torch.inf
+    change = torch.cat([torch.where(seen, p[..., :size], 0.0), -p[..., size:]], -1)
+    total = (1 + change.sum(-1, keepdim=True)).clamp_min(torch.finfo(torch.float64).eps)
+    out = (view.truth + change @ weights.values(tokens)) / total
+    return Wrong(out=out, lse=weights.lse + total.log()[..., 0], applies=[whole > 1 for whole in pages])
 
 
 def _value_scale_off(view: View) -> Wrong:
@@ -207,3 +217,6 @@ SENSITIVITIES: Mapping[str, Model] = {
     "value-scale-off": Model(about="V is 1 % too large", answer=_value_scale_off),
     "softmax-scale-off": Model(about="the softmax scale is 1 % too large", answer=_softmax_scale_off),
 }
+
+#: All of them.
+MODELS: Mapping[str, Model] = {**NULLS, **SENSITIVITIES}

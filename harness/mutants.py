@@ -232,6 +232,7 @@ def mutants(source: str) -> list[Mutant]:
     for function in tree.body:
         if isinstance(function, ast.FunctionDef) and any("jit" in ast.unparse(mark) for mark in function.decorator_list):
             scope = _scope(function)
+            first, last = starts[function.lineno - 1], starts[function.end_lineno or -1]
             for node in _inside(function):
                 begin = starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
                 stop = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
@@ -240,9 +241,9 @@ def mutants(source: str) -> list[Mutant]:
                         old = raw[begin:stop].decode()
                         text = new if name in ("statement left out", "sibling exchanged", "constant altered") else f"({new})"
                         # A call that is a whole statement, or an argument, needs no brackets.
-                        changed = (raw[:begin] + text.encode() + raw[stop:]).decode()
-                        if changed not in found and _differs(old, new) and _parses(changed):
-                            found[changed] = Mutant(
+                        body = (raw[first:begin] + text.encode() + raw[stop:last]).decode()
+                        if body not in found and _differs(old, new):
+                            found[body] = Mutant(
                                 operator=name,
                                 kernel=function.name,
                                 line=node.lineno,  # type: ignore[attr-defined]
@@ -250,7 +251,7 @@ def mutants(source: str) -> list[Mutant]:
                                 place=stripped[: node.lineno].count(stripped[node.lineno - 1]),  # type: ignore[attr-defined]
                                 old=" ".join(old.split()),
                                 new=" ".join(new.split()),
-                                source=changed,
+                                source=raw[:first].decode() + body + raw[last:].decode(),
                             )
     return sorted(found.values(), key=lambda one: one.line)
 
@@ -258,14 +259,6 @@ def mutants(source: str) -> list[Mutant]:
 def _differs(old: str, new: str) -> bool:
     """Tell whether two pieces of source mean something else, brackets and spaces aside."""
     return ast.dump(ast.parse(textwrap.dedent(old))) != ast.dump(ast.parse(new))
-
-
-def _parses(source: str) -> bool:
-    try:
-        compile(source, "mutant", "exec", ast.PyCF_ONLY_AST)
-    except SyntaxError:
-        return False
-    return True
 
 
 def _scope(function: ast.FunctionDef) -> Scope:

@@ -4,6 +4,8 @@
    its reason, never dropped in silence.
 2. A name that is unknown, a backend that is not installed or does not run on the device, and a regime that none of the
    backends has are errors: what was asked for by name is gated or the run does not start.
+3. A baseline is the name of a backend, or the label of another version of each backend that is gated. One that cannot be
+   asked, or that no regime covers, is an error too.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Plan:
     absent: Mapping[str, str]
     #: Every backend in every regime that was asked for.
     pairs: tuple[Pair, ...]
+    #: Name of a backend that is gated -> the backend that it is compared with; empty where none was asked for.
+    baselines: Mapping[str, Backend]
 
 
 def find_device(name: str | None) -> torch.device:
@@ -73,7 +77,12 @@ def find_device(name: str | None) -> torch.device:
 
 
 def make_plan(
-    regimes: Regimes, *, device: str | None = None, backends: Sequence[str] = (), regime_names: Sequence[str] = ()
+    regimes: Regimes,
+    *,
+    device: str | None = None,
+    backends: Sequence[str] = (),
+    regime_names: Sequence[str] = (),
+    baseline: str | None = None,
 ) -> Plan:
     """Plan a run.
 
@@ -82,11 +91,13 @@ def make_plan(
         device: where backends run; None for a GPU where there is one.
         backends: names of the backends; none for the default ones.
         regime_names: names of the regimes; none for all.
+        baseline: name of a backend, or label of a version, to compare with; None for no comparison.
 
     Raises:
         PlanError: if something was asked for that is not there.
     """
     place = find_device(device)
+    backends = backends or _other_versions(baseline)
     made, absent = (_named(backends), {}) if backends else _default()
     for name, backend in list(made.items()):
         if place.type not in backend.capabilities.devices:
@@ -105,13 +116,16 @@ def make_plan(
         for regime in regimes.for_backend(backend.name)
         if not wanted or regime.name in wanted
     )
+    for pair in pairs:
+        _check_output(pair.backend, pair.regime, regimes)
     idle = wanted - {pair.regime.name for pair in pairs}
     if idle:
         raise PlanError(f"regime {', '.join(sorted(idle))} covers none of the backends {', '.join(made)}")
     bare = [name for name in made if not wanted and not regimes.for_backend(name)]
     if bare:
         raise PlanError(f"{', '.join(bare)} has no regime: add a row to {regimes.path}")
-    return Plan(device=place, regimes=regimes, backends=tuple(made.values()), absent=absent, pairs=pairs)
+    baselines = {name: _baseline(name, baseline, regimes, place) for name in made} if baseline else {}
+    return Plan(device=place, regimes=regimes, backends=tuple(made.values()), absent=absent, pairs=pairs, baselines=baselines)
 
 
 def check_regimes(regimes: Regimes, names: Iterable[str]) -> None:
@@ -126,6 +140,48 @@ def check_regimes(regimes: Regimes, names: Iterable[str]) -> None:
             near = get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
             raise PlanError(f"no regime is called {name!r}: {hint}")
+
+
+def _other_versions(baseline: str | None) -> list[str]:
+    """List the versions of AITER's Gluon kernel beside the one that a baseline's label names; none where it names none."""
+    from harness.backends.aiter_source import named_sources
+
+    try:
+        labels = [source.label for source in named_sources()] if baseline else []
+    except NotInstalled as error:
+        raise PlanError(str(error)) from error
+    return [f"aiter-gluon@{label}" for label in labels if label != baseline] if baseline in labels else []
+
+
+def _baseline(name: str, baseline: str, regimes: Regimes, place: torch.device) -> Backend:
+    """Make the backend that a gated one is compared with."""
+    stem = name.partition("@")[0]
+    tried = []
+    for asked in (baseline, f"{stem}@{baseline}"):
+        try:
+            made = registry.make(asked)
+            break
+        except (UnknownBackend, NotInstalled, ValueError) as error:
+            tried.append(str(error))
+    else:
+        raise PlanError(f"--baseline {baseline} is no backend ({tried[0]}) and no version of {stem} ({tried[1]})")
+    if place.type not in made.capabilities.devices:
+        raise PlanError(f"the baseline {made.name} runs on {' and '.join(sorted(made.capabilities.devices))}, not on {place}")
+    rows = regimes.for_backend(made.name)
+    if not rows:
+        raise PlanError(f"the baseline {made.name} has no regime: add a row to {regimes.path}")
+    for row in rows:
+        _check_output(made, row, regimes)
+    return made
+
+
+def _check_output(backend: Backend, regime: Regime, regimes: Regimes) -> None:
+    """Check that a row says of a backend's output what the backend says of it."""
+    said, own = regime.arithmetic.output, backend.capabilities.output_format
+    if said != own:
+        raise PlanError(
+            f"{regimes.path}: regime {regime.name!r} says the output of {backend.name} is {said}, and it is {own}: mend the row"
+        )
 
 
 def _named(names: Sequence[str]) -> dict[str, Backend]:

@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import dataclasses
 import os
 import random
 import sys
@@ -20,48 +20,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.profiles import DEFAULT, PROFILES
+from harness.plugin_options import add_options, read_options
+from harness.profiles import PROFILES
 
 if TYPE_CHECKING:
     from harness.gate import Gate
-    from harness.ledger import Line
-    from harness.report.rows import Row
+    from harness.ledger import Ledger, Line
 
 _GATE = pytest.StashKey["Gate"]()
 _RUN = pytest.StashKey[dict[str, Any]]()
 _LOST = pytest.StashKey[list[Any]]()
 _FAULT = pytest.StashKey[pytest.UsageError]()
+_UNITS = pytest.StashKey[list[tuple[str, str]]]()
 #: The gate's own suite.
 CASES = Path(__file__).resolve().parent.parent / "cases"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the gate's options."""
-    group = parser.getgroup("mla-gate", "gate of MLA decode kernels")
-    group.addoption("--backend", action="append", default=[], metavar="NAME",
-                    help="gate this backend; may be repeated (default: every backend that can run here)")  # fmt: skip
-    group.addoption("--regime", action="append", default=[], metavar="NAME",
-                    help="gate only this regime; may be repeated (default: all regimes of the backends)")  # fmt: skip
-    group.addoption("--profile", choices=tuple(PROFILES), default=DEFAULT,
-                    help=f"how many cases, how large, how long (default: {DEFAULT})")  # fmt: skip
-    group.addoption("--examples", type=_count, metavar="N",
-                    help="random cases of each backend and regime (default: the profile's number)")  # fmt: skip
-    group.addoption("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: a GPU where there is one)")
-    group.addoption("--seed", type=int, metavar="N",
-                    help="seed of the searches (default: 0; a new one each time where the profile explores)")  # fmt: skip
-    group.addoption("--repro-dir", metavar="DIR", help="where repros of failures go (default: repros)")
-    group.addoption("--ledger-dir", metavar="DIR", help="folder of this run's ledgers (default: a new one in .mla-gate/runs)")
-    group.addoption("--regimes-file", metavar="FILE", help="judge by this file (default: cases/regimes.toml)")
-    group.addoption("--isolation", choices=("worker", "off"), default="worker",
-                    help="run cases in a child process that may be lost, or in this one (default: worker)")  # fmt: skip
-    group.addoption("--aiter-source", action="append", default=[], metavar="DIR[=LABEL]",
-                    help="source checkout of AITER for the aiter backends; may be repeated with labels")  # fmt: skip
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a number from 1 on, not {text!r}")
-    return int(text)
+    add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -94,7 +71,11 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Plan a run before any test is collected where its arguments say that it is one: a fault is then one clear line."""
     config, option = session.config, session.config.getoption
-    named = any(option(name) for name in ("--backend", "--regime", "--device", "--regimes-file", "--aiter-source"))
+    named = any(
+        option(name) for name in ("--backend", "--regime", "--device", "--regimes-file", "--aiter-source", "--baseline")
+    )
+    if option("--fail-on") == "new" and not option("--baseline"):
+        raise pytest.UsageError("--fail-on new needs --baseline LABEL: what is new is told by a baseline")
     paths = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     inside = any(path.is_relative_to(CASES) for path in paths)
     if (named or inside) and not hasattr(config, "workerinput"):
@@ -110,8 +91,9 @@ def planned(config: pytest.Config) -> Gate | None:
         return None
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """End a session whose run cannot be planned (within a file it would be that file's error); leave out what asks nothing."""
+    """End a session whose run cannot be planned (within a file it would be that file's error); leave out what is not asked."""
     if _FAULT in config.stash:
         raise config.stash[_FAULT]
     # Where nothing is to be asked, pytest makes a test that it skips; a skip would look green.
@@ -119,6 +101,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if empty:
         config.hook.pytest_deselected(items=empty)
         items[:] = [item for item in items if item not in empty]
+    shard = config.getoption("--shard")
+    if shard and items:
+        from harness.shards import shard_of
+
+        config.stash[_UNITS], mine = shard_of(items, gate_of(config).plan, *shard)
+        config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+        items[:] = [item for item in items if item in mine]
 
 
 def _asks_nothing(item: pytest.Item) -> bool:
@@ -134,30 +123,14 @@ def gate_of(config: pytest.Config) -> Gate:
         pytest.UsageError: if the run cannot be planned as it was asked for.
     """
     if _GATE not in config.stash:
-        from harness.gate import Gate, Options
+        from harness.gate import Gate
         from harness.plan import PlanError
         from harness.regimes import RegimesError
 
-        shared, option = config.stash[_RUN], config.getoption
-        if option("--aiter-source"):
-            _name_sources(option("--aiter-source"))
-        repros = option("--repro-dir")
-        options = Options(
-            backends=tuple(option("--backend")),
-            regimes=tuple(option("--regime")),
-            profile=option("--profile"),
-            examples=option("--examples"),
-            device=option("--device"),
-            seed=shared["seed"],
-            regimes_file=Path(option("--regimes-file")) if option("--regimes-file") else None,
-            repro_dir=Path(repros) if repros else home(config) / "repros",
-            run_dir=Path(shared["run_dir"]),
-            database=home(config) / ".hypothesis" / "mla-gate",
-            isolation=option("--isolation"),
-            process=getattr(config, "workerinput", {}).get("workerid", "main"),
-            processes=getattr(config, "workerinput", {}).get("workercount", 1),
-        )
-        gate = Gate(options, say=lambda line: _say(config, line))
+        shared = config.stash[_RUN]
+        if config.getoption("--aiter-source"):
+            _name_sources(config.getoption("--aiter-source"))
+        gate = Gate(read_options(config, shared, home(config)), say=lambda line: _say(config, line))
         try:
             _ = gate.plan
         except (PlanError, RegimesError) as error:
@@ -192,6 +165,9 @@ def mla_gate(request: pytest.FixtureRequest) -> Gate:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Write down which pairs this session means to gate."""
+    if _UNITS in session.config.stash and not session.config.option.collectonly:
+        shard, size = session.config.getoption("--shard")
+        gate_of(session.config).ledger.write("split", shard=shard, of=size, units=session.config.stash[_UNITS])
     from_items = [getattr(item, "callspec", None) for item in session.items]
     pairs = {str(spec.params["pair"]): spec.params["pair"] for spec in from_items if spec and "pair" in spec.params}
     if pairs and not session.config.option.collectonly:
@@ -216,7 +192,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         config.stash[_GATE].close(status=int(session.exitstatus))
         if hasattr(config, "workeroutput") and config.stash[_GATE].opened:
             config.workeroutput["mla_gate_lost"] = list(config.stash[_GATE].ledger.lost)
-    if not hasattr(config, "workerinput") and int(session.exitstatus) == 0 and any(row.reason for row in _rows(config)):
+    if not hasattr(config, "workerinput") and int(session.exitstatus) == 0 and _bad(_lines(config)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -225,22 +201,47 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     lines = _lines(config)
     if not lines:
         return
+    from harness.compare import comparisons
+    from harness.report.comparison import section
     from harness.report.rows import left_out, rows
     from harness.report.terminal import notes, table, verdict
 
     terminalreporter.section("mla-gate")
     shared, found = config.stash[_RUN], rows(lines)
-    for line in (*table(found), *notes(found), *left_out(lines), "", verdict(found)):
+    beside = section(comparisons(lines))
+    for line in (*table(found), *notes(found), *left_out(lines), *beside, "", verdict(found)):
         terminalreporter.write_line(line)
+    if shard := config.getoption("--shard"):
+        part = f"shard {shard[0]} of {shard[1]}: mla-gate report LEDGER… puts the parts together"
+        terminalreporter.write_line(part)
     terminalreporter.write_line(
         f"profile {config.getoption('--profile')}, --seed {shared['seed']}, ledger {_relative(_folder(config), config)}"
     )
+    for line in _reports(config):
+        terminalreporter.write_line(line)
+
+
+def _reports(config: pytest.Config) -> list[str]:
+    """Write the report's forms that were asked for, and a CI step's summary; say what was written and what could not be."""
+    path = config.getoption("--report-html")
+    if not path and not os.environ.get("GITHUB_STEP_SUMMARY"):
+        return []
+    from harness.merge import merge_ledgers
+    from harness.report.forms import write_forms
+
+    try:
+        merged = merge_ledgers(_ledgers(config), whole=False)  # other shards are asked elsewhere
+        lost = tuple(_lost(config))
+        return write_forms(dataclasses.replace(merged, lines=(*merged.lines, *lost)), html_file=Path(path) if path else None)
+    except Exception as error:  # the verdict is printed by now, and stays
+        return [f"mla-gate: no report: {type(error).__name__}: {error}"]
 
 
 def _about(gate: Gate) -> list[str]:
     plan, options = gate.plan, gate.options
     named = ", ".join(backend.name for backend in plan.backends)
     lines = [f"mla-gate: {named} on {plan.device}, profile {options.profile}, --seed {options.seed}"]
+    lines += [f"mla-gate: {name} is compared with {baseline.name}" for name, baseline in plan.baselines.items()]
     return lines + [f"mla-gate: {name} cannot run here: {reason}" for name, reason in plan.absent.items()]
 
 
@@ -253,22 +254,32 @@ def _folder(config: pytest.Config) -> Path:
     return Path(config.stash[_RUN]["run_dir"])
 
 
-def _rows(config: pytest.Config) -> list[Row]:
+def _bad(lines: list[Line]) -> bool:
+    """Tell whether a row of the table or of the comparison fails."""
+    from harness.compare import comparisons
     from harness.report.rows import rows
 
-    return rows(_lines(config))
+    return any(row.reason for row in rows(lines)) or any(one.reason for one in comparisons(lines))
 
 
 def _lines(config: pytest.Config) -> list[Line]:
+    return [*(line for ledger in _ledgers(config) for line in ledger.lines), *_lost(config)]
+
+
+def _ledgers(config: pytest.Config) -> list[Ledger]:
     from harness.ledger import LedgerError, read
 
-    lines: list[Line] = []
+    ledgers = []
     for path in sorted(_folder(config).glob("*.jsonl")):
         with contextlib.suppress(LedgerError):  # a full disk may not have taken even its header
-            lines += read(path).lines
-    if _GATE in config.stash and config.stash[_GATE].opened:
-        lines += config.stash[_GATE].ledger.lost
-    return [line for line in (*lines, *config.stash.get(_LOST, [])) if "kind" in line]
+            ledgers.append(read(path))
+    return ledgers
+
+
+def _lost(config: pytest.Config) -> list[Line]:
+    """List the lines that the disk did not take."""
+    own = config.stash[_GATE].ledger.lost if _GATE in config.stash and config.stash[_GATE].opened else []
+    return [line for line in (*own, *config.stash.get(_LOST, [])) if "kind" in line]
 
 
 def _relative(path: Path, config: pytest.Config) -> str:

@@ -45,6 +45,11 @@ class Profile:
     kernels: int = 8
     #: On a GPU: captured graphs that are asked of each backend and regime.
     graphs: int = 4
+    #: Serving traces that are asked of each backend and regime, and the steps that one has at most.
+    traces: int = 3
+    trace_steps: int = 10
+    #: Production shapes of each backend and row; None for all that fit.
+    shapes: int | None = 1
     #: Rejected cases that the contract check asks of each backend.
     refusals: int = 12
 
@@ -77,6 +82,9 @@ PROFILES: Mapping[str, Profile] = {
             scores=150_000,
             kernels=24,
             graphs=16,
+            traces=40,
+            shapes=None,
+            trace_steps=16,
             refusals=40,
         ),
         Profile(
@@ -92,6 +100,9 @@ PROFILES: Mapping[str, Profile] = {
             explores=True,
             kernels=200,
             graphs=200,
+            traces=1000,
+            shapes=None,
+            trace_steps=24,
             refusals=200,
         ),
     )

@@ -21,7 +21,8 @@ from harness.backends.protocol import Backend, Unsupported
 from harness.case import Case, CaseError
 from harness.inputs import make_inputs
 from harness.memory import NotEnoughMemory
-from harness.run import Result
+from harness.regimes import REFUSAL
+from harness.run import Listener, Result, why_not
 from harness.verdict import Verdict
 
 #: Axes of numbers, beside those of ``strategies.AXES``.
@@ -36,8 +37,8 @@ def rejected(backend: Backend, device: torch.device, count: int, *, seed: int) -
     """Choose cases that the backend says it cannot do; at most ``count``, each reason once before any twice."""
     groups: dict[str, list[Case]] = {}
     for case in _around():
-        reason = backend.why_not(case, device)
-        if reason is not None:
+        reason = why_not(backend, case, device)
+        if isinstance(reason, str):  # a contract that raises is no word on it: the searches ask such cases, and say so
             groups.setdefault(_shape(reason), []).append(case)
     draw = random.Random(seed)
     for cases in groups.values():
@@ -46,12 +47,19 @@ def rejected(backend: Backend, device: torch.device, count: int, *, seed: int) -
     return list(itertools.islice((case for turn in turns for case in turn if case is not None), count))
 
 
-def refusal(case: Case, backend: Backend, device: torch.device) -> Result:
-    """Ask a backend for a case that it rejects."""
+def refusal(case: Case, backend: Backend, device: torch.device, *, on_stage: Listener = lambda stage: None) -> Result:
+    """Ask a backend for a case that it rejects; ``on_stage`` hears "run" before the backend runs and "judge" after."""
     began = time.perf_counter()
-    reason = backend.why_not(case, device)
+    reason = why_not(backend, case, device)
+    if isinstance(reason, Verdict):
+        return _refused(case, backend, reason, began)
+    if reason is None:
+        return _refused(
+            case, backend, Verdict(kind="UNSUPPORTED", message="it can do this case: there is nothing to refuse"), began
+        )
     try:
         inputs = make_inputs(case, device=device, output_format=backend.capabilities.output_format)
+        on_stage("run")
         backend.run(inputs)
     except NotEnoughMemory as short:
         verdict = Verdict(kind="UNSUPPORTED", message=str(short))
@@ -63,7 +71,13 @@ def refusal(case: Case, backend: Backend, device: torch.device) -> Result:
     else:
         message = f"{case}\n  {backend.name} says it cannot do this ({reason}) and answered instead of raising Unsupported"
         verdict = Verdict(kind="FAIL", fault="accepted-unsupported", message=message)
-    return Result(case=case, backend=backend.name, regime=None, verdict=verdict, seconds=time.perf_counter() - began)
+    on_stage("judge")
+    return _refused(case, backend, verdict, began)
+
+
+def _refused(case: Case, backend: Backend, verdict: Verdict, began: float) -> Result:
+    seconds = time.perf_counter() - began
+    return Result(case=case, backend=backend.name, regime=None, relation=REFUSAL, verdict=verdict, seconds=seconds)
 
 
 def _around() -> Iterator[Case]:

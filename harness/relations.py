@@ -164,6 +164,7 @@ def run_relation(
         told = Attempt(
             verdict=verdict,
             regime=tried.regime,
+            inputs=tried.inputs,
             output=tried.output,
             run_seconds=tried.run_seconds,
             compiled=compiled() - before,

@@ -6,6 +6,8 @@
 3. Hypothesis shrinks first; then ``shrink`` walks on to a case whose every neighbour passes.
 4. The time limit ends the search for a first failure, and a second one its shrinking; a verdict that exists stays.
 5. The same seed asks the same cases unless the profile explores; Hypothesis's database asks earlier failures first.
+6. A search that compares with a baseline asks every case before it shrinks anything, so that errors are compared over all of
+   them; then it walks from the smallest failing case of each nature. What the baseline gets wrong in the same way is apart.
 
 Source: Hypothesis tells failures apart by the type and place of their exception.
 """
@@ -27,10 +29,12 @@ from harness.case import Case
 from harness.profiles import Profile
 from harness.regimes import RELATIONS
 from harness.run import Result
-from harness.shrink import Shrunk, shrink
+from harness.shrink import Shrunk, shrink, size
 
 #: Faults that may shrink into each other; every other fault is a nature of its own.
 _NATURE = {"mismatch": "value", "non-finite": "value", "unwritten": "value"}
+#: What the nature of a fault ends in where a baseline fails in the same way.
+_SHARED = ", on the baseline too"
 #: Verdicts of cases that were executed.
 EXECUTED = frozenset({"PASS", "FAIL", "UNTRUSTED"})
 
@@ -45,6 +49,8 @@ class Finding:
     first: Case
     #: The walk that ended at the smallest.
     walk: Shrunk
+    #: Whether a baseline is asked and fails on it in the same way.
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,24 +95,41 @@ _TYPES: dict[str, type[QuestionFailed]] = {}
 
 def nature(result: Result) -> str | None:
     """Name the nature of a result's fault; None for a result that is no failure."""
-    if result.verdict.kind not in ("FAIL", "ERROR"):
+    return nature_of(result.verdict.kind, result.verdict.fault)
+
+
+def nature_of(kind: str, fault: str | None) -> str | None:
+    """Name the nature of a verdict's fault; None for a verdict that is no failure."""
+    if kind not in ("FAIL", "ERROR"):
         return None
-    fault = result.verdict.fault or result.verdict.kind.lower()
-    return _NATURE.get(fault, fault)
+    return _NATURE.get(fault or "", fault) or kind.lower()
 
 
 class Search:
     """A search under way."""
 
-    def __init__(self, run: Callable[[Question], Result], heard: Callable[[Result, str], None], profile: Profile) -> None:
+    def __init__(
+        self,
+        run: Callable[[Question], Result],
+        heard: Callable[[Result, str], None],
+        profile: Profile,
+        *,
+        shared: Callable[[Question, Result], bool] | None = None,
+        new_only: bool = False,
+    ) -> None:
         """Begin.
 
         Args:
             run: runs a question.
             heard: hears of each result as it comes, with "search" or "shrink".
             profile: bounds the search.
+            shared: whether a baseline fails on a question as this result does; None where there is no baseline.
+            new_only: whether what the baseline gets wrong too is no failure.
         """
         self.run, self.heard, self.profile = run, heard, profile
+        self.shared, self.new_only = shared, new_only
+        #: Failing questions of each nature, where all are asked before any is shrunk.
+        self.held: dict[str, list[Question]] = {}
         self.results: dict[Question, Result] = {}
         #: First failing case of each nature.
         self.firsts: dict[str, Case] = {}
@@ -135,17 +158,27 @@ class Search:
     def ask(self, question: Question) -> None:
         """Ask for Hypothesis: raise where a question fails."""
         result = self.answer(question)
-        kind = nature(result) if result else None
-        if kind is not None:
+        kind = self.kind(question, result) if result else None
+        if kind is not None and self.shared is not None:
+            self.firsts.setdefault(kind, question.case)
+            self.held.setdefault(kind, []).append(question)
+        elif kind is not None:
             if self.end is None:
                 self.end = time.monotonic() + self.profile.shrink_seconds
             self.firsts.setdefault(kind, question.case)
             made = _TYPES.setdefault(kind, type(f"QuestionFailed[{kind}]", (QuestionFailed,), {}))
             raise made(question)
 
+    def kind(self, question: Question, result: Result) -> str | None:
+        """Name the nature of a result's fault, apart where a baseline has it too; None for what is no failure here."""
+        kind = nature(result)
+        if kind is None or self.shared is None or not self.shared(question, result):
+            return kind
+        return None if self.new_only and kind != "error" else f"{kind}{_SHARED}"
+
     def finding(self, question: Question, accepts: Callable[[Case], bool]) -> Finding:
         """Walk from the case that Hypothesis ended at to one whose every neighbour passes."""
-        kind = nature(self.results[question])
+        kind = self.kind(question, self.results[question])
 
         def at(case: Case) -> Question:
             return Question(case=case, relation=question.relation)
@@ -157,10 +190,16 @@ class Search:
                 self.results[at(near)] = self.run(at(near))
                 self.heard(self.results[at(near)], "shrink")
             result = self.results[at(near)]
-            return nature(result) == kind if result.verdict.kind in EXECUTED | {"ERROR"} else None
+            return self.kind(at(near), result) == kind if result.verdict.kind in EXECUTED | {"ERROR"} else None
 
         walk = shrink(question.case, fails, seconds=self.profile.shrink_seconds)
-        return Finding(result=self.results[at(walk.case)], first=self.firsts[str(kind)], walk=walk)
+        shared = str(kind).endswith(_SHARED)
+        return Finding(result=self.results[at(walk.case)], first=self.firsts[str(kind)], walk=walk, shared=shared)
+
+
+def _plainness(question: Question) -> tuple[object, ...]:
+    """Order questions from plain to strange; what fails in one run is told more of than what a relation shows."""
+    return question.relation is not None, size(question.case)
 
 
 def questions(cases: st.SearchStrategy[Case], profile: Profile) -> st.SearchStrategy[Question]:
@@ -197,7 +236,8 @@ def search(
     began = time.monotonic()
     settings = hypothesis.settings(
         max_examples=asked.profile.examples,
-        database=None if database is None else DirectoryBasedExampleDatabase(database),
+        # A search that holds its failures back would make Hypothesis forget those that it knows.
+        database=None if database is None or asked.shared else DirectoryBasedExampleDatabase(database),
         deadline=None,
         derandomize=False,
         phases=(Phase.reuse, Phase.generate, Phase.shrink),
@@ -226,9 +266,9 @@ def search(
         failed = [one for one in (ours.exceptions if ours else ()) if isinstance(one, QuestionFailed)]
     finally:
         random.setstate(state)
-    ends = [(one.question, asked.results[one.question].verdict.kind) for one in failed]
-    findings = [asked.finding(question, accepts) for question, kind in ends if kind == "FAIL"]
-    errors = [asked.results[question] for question, kind in ends if kind == "ERROR"]
+    ends = [one.question for one in failed] + [min(held, key=_plainness) for held in asked.held.values()]
+    findings = [asked.finding(question, accepts) for question in ends if asked.results[question].verdict.kind == "FAIL"]
+    errors = [asked.results[question] for question in ends if asked.results[question].verdict.kind == "ERROR"]
     return Outcome(
         executed=asked.executed,
         findings=tuple(findings),

@@ -29,6 +29,7 @@ from harness.axes import AXES, BATCHES, FEW, FORMATS, HEADS, QUERY_TOKENS, SEEDS
 from harness.backends.protocol import Backend
 from harness.case import CONTENTS, QUERY_LAYOUTS, TABLES, Case, CaseError
 from harness.kernel_sets import kernel_sets
+from harness.outsized import shapes
 from harness.profiles import Profile
 from harness.regimes import Regime
 from harness.region import Numbers, Region
@@ -87,10 +88,7 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     Raises:
         NoSuchCase: if no case is accepted.
     """
-    plain = _plain_case(accepts, regime.where)
-    arithmetic = regime.arithmetic
-    tiles = {tile for tile in (arithmetic.tile, arithmetic.splits.tile) if tile > 1}
-
+    plain = plain_case(accepts, regime.where)
     changes = [dict(zip(axis.fields, value, strict=True)) for axis in AXES for value in axis.values]
     others = [change for change in changes if _accepted(accepts, plain, **change)]
 
@@ -103,7 +101,7 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
         fits = {value: possible(**{field: value}) for value in dict.fromkeys(table)}
         return tuple(value for value in table if fits[value])
 
-    table = lengths_table(profile.longest, tiles)
+    table = _lengths(regime, profile)
     fits = {length: possible(lengths=(length,) * plain.batch) for length in dict.fromkeys(table)}
     dense = [count for count in range(1, profile.batch + 1) if _accepted(accepts, plain, lengths=plain.lengths[:1] * count)]
     batches = sorted(count for count in BATCHES if count in dense) or dense
@@ -123,10 +121,20 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     )
 
 
+def drawable(regime: Regime, profile: Profile, accepts: Accepts) -> dict[str, list[Any]]:
+    """List the values of each field of a case that may be drawn; of ``lengths`` those of one request."""
+    known = domain(regime, profile, accepts)
+    values: dict[str, list[Any]] = {"batch": list(known.batches), "lengths": list(known.lengths)}
+    values |= {"heads": list(known.heads), "query_tokens": list(known.query_tokens)}
+    for axis in known.axes:
+        values |= {field: [value[place] for value in axis.values] for place, field in enumerate(axis.fields)}
+    return {field: list(dict.fromkeys(found)) for field, found in values.items()}
+
+
 def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
     """Say why a regime is not for a profile on a CPU: its plainest case alone is many times what a case may be; or None."""
     try:
-        plain = _plain_case(accepts, regime.where)
+        plain = plain_case(accepts, regime.where)
     except NoSuchCase:
         return None
     scores = plain.heads * plain.query_tokens * sum(plain.lengths)
@@ -156,6 +164,11 @@ def cases(
     numbers = (Axis(fields=(name,), values=tuple((one,) for one in getattr(known, name))) for name in ("heads", "query_tokens"))
     sets = kernel_sets((*numbers, *known.axes), compiled, profile.kernels, seed) if compiled else [{}]
 
+    # What outgrows the profile is drawn in whole shapes: the profile's bounds would leave one of them.
+    limits = {"batches": known.batches, "heads": known.heads, "query_tokens": known.query_tokens}
+    outsized = () if compiled else shapes(known.plain, profile, accepts, **limits)
+    every_length = _lengths(regime, profile)
+
     @st.composite
     def build(draw: st.DrawFn) -> Case:
         place = itertools.count()
@@ -167,17 +180,22 @@ def cases(
             return table[index(max(bisect_right(table, most), 1))]
 
         chosen = sets[index(len(sets))] if compiled else {}
-        # Where heads and query tokens are chosen already, the lengths have to fit them.
-        scores = profile.scores // (chosen.get("heads", 1) * chosen.get("query_tokens", 1))
-        most = min(profile.tokens, max(scores, 1)) if compiled else profile.tokens
-        table = known.lengths[: max(bisect_right(known.lengths, most), 1)]
-        lengths = _draw_lengths(index, known, table, most)
-        tokens = max(sum(lengths), 1)
-        fields: dict[str, Any] = {"lengths": lengths}
-        fields["heads"] = chosen.get("heads") or upto(known.heads, profile.scores // tokens)
-        fields["query_tokens"] = chosen.get("query_tokens") or upto(
-            known.query_tokens, profile.scores // (tokens * fields["heads"])
-        )
+        fields: dict[str, Any] = {}
+        if outsized:
+            shape = outsized[index(len(outsized))]
+            fields |= {"heads": shape.heads, "query_tokens": shape.query_tokens}
+            fields["lengths"] = shape.lengths(index, every_length)
+        else:
+            # Where heads and query tokens are chosen already, the lengths have to fit them.
+            scores = profile.scores // (chosen.get("heads", 1) * chosen.get("query_tokens", 1))
+            most = min(profile.tokens, max(scores, 1)) if compiled else profile.tokens
+            table = known.lengths[: max(bisect_right(known.lengths, most), 1)]
+            fields["lengths"] = _draw_lengths(index, known, table, most)
+            tokens = max(sum(fields["lengths"]), 1)
+            fields["heads"] = chosen.get("heads") or upto(known.heads, profile.scores // tokens)
+            fields["query_tokens"] = chosen.get("query_tokens") or upto(
+                known.query_tokens, profile.scores // (tokens * fields["heads"])
+            )
         for axis in known.axes:
             value = axis.values[index(len(axis.values)) if len(axis.values) > 1 else 0]
             fields |= {name: chosen.get(name, own) for name, own in zip(axis.fields, value, strict=True)}
@@ -185,6 +203,11 @@ def cases(
         return _inside(fields, known.plain, accepts)
 
     return build()
+
+
+def _lengths(regime: Regime, profile: Profile) -> tuple[int, ...]:
+    arithmetic = regime.arithmetic
+    return lengths_table(profile.longest, {tile for tile in (arithmetic.tile, arithmetic.splits.tile) if tile > 1})
 
 
 def draw_index(draw: st.DrawFn, place: int, count: int) -> int:
@@ -234,7 +257,7 @@ def _accepted(accepts: Accepts, plain: Case, **changes: Any) -> bool:
         return False
 
 
-def _plain_case(accepts: Accepts, where: Region) -> Case:
+def plain_case(accepts: Accepts, where: Region) -> Case:
     """Find the plainest accepted case: no field off its first value, then one, then more, within the region."""
     ranges = {field: _within(where, field, values) for field, values in _USUAL.items()}
     for choice in itertools.islice(by_distance(ranges), _TRIALS):

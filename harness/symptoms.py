@@ -17,9 +17,9 @@ import torch
 from harness.case import Case
 from harness.faults.catalogue import FAULTS
 from harness.faults.record import KINDS
+from harness.memory import unwritten
 from harness.tokens import LED_BY_ONE
 from references.budget import Budget
-from references.formats import as_integers
 from references.problem import Answer
 
 Tensor = torch.Tensor
@@ -79,14 +79,14 @@ class Wrong:
             ("further off than rounding can take them", self.gross),
         ):
             if bool(hit.any()):
-                lines.append(f"{int(hit.sum())} of {hit.numel()} elements are {what}: {_axes(case, hit)}")
+                lines.append(f"{int(hit.sum())} of {hit.numel()} elements are {what}{_axes(case, hit)}")
         rows = self.ratio > LED_BY_ONE
         if not lines and bool(rows.any()):
             worst = float(self.ratio.max())
-            lines.append(f"rows up to {worst:.3g} times off what rounding does on average: {_axes(case, rows[..., None])}")
+            lines.append(f"rows up to {worst:.3g} times off what rounding does on average{_axes(case, rows[..., None])}")
         if self.lse is not None and bool(self.lse.any()):
             hit = self.lse
-            lines.append(f"lse is wrong in {int(hit.sum())} of {hit.numel()} rows: {_axes(case, hit[..., None])}")
+            lines.append(f"lse is wrong in {int(hit.sum())} of {hit.numel()} rows{_axes(case, hit[..., None])}")
         elif lines and self.lse is not None:
             lines.append("lse is right everywhere")
         return tuple(lines) or ("no element stands out",)
@@ -111,7 +111,7 @@ class Wrong:
 
 
 def _axes(case: Case, wrong: Tensor) -> str:
-    """Say which requests, query tokens, heads and latent tiles hold a wrong element: [B, S, H, L or 1]."""
+    """Say which requests, query tokens, heads and latent tiles hold a wrong element, [B, S, H, L or 1]; of one row nothing."""
     parts = []
     for name, count, hit in (
         ("request", case.batch, wrong.any(-1).any(-1).any(-1)),
@@ -122,7 +122,8 @@ def _axes(case: Case, wrong: Tensor) -> str:
     if wrong.shape[-1] > 1:
         tiles = sorted({index // TILE for index in torch.nonzero(wrong.any(0).any(0).any(0)).flatten().tolist()})
         parts.append(_ranges("latent tile", tiles, -(-wrong.shape[-1] // TILE)))
-    return "; ".join(part for part in parts if part)
+    told = "; ".join(part for part in parts if part)
+    return f": {told}" if told else ""
 
 
 def _ranges(name: str, hits: Sequence[int], count: int) -> str:
@@ -137,9 +138,3 @@ def _ranges(name: str, hits: Sequence[int], count: int) -> str:
             runs.append([hit, hit])
     text = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:8]) + (", …" if len(runs) > 8 else "")
     return f"{name}{'s' if len(hits) > 1 else ''} {text} of {count}"
-
-
-def unwritten(values: Tensor) -> Tensor:
-    """Find elements whose bits are all set, as outputs begin."""
-    bits = as_integers(values)
-    return bits == (255 if bits.dtype == torch.uint8 else -1)

@@ -10,6 +10,7 @@ Source: least squares over the rows of a request, the ratio of each token shared
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -52,9 +53,30 @@ class Sighting:
 
 def sight(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> tuple[Sighting, ...]:
     """Tell which tokens were missing, doubled or foreign in an output of slot-coded content [B, S, H, L]."""
+    found: list[Sighting] = []
+    for request, rows in _requests(inputs, out, arithmetic):
+        found += _request(inputs, request, rows, arithmetic)
+    return tuple(found)
+
+
+def arrived(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> dict[int, Tensor]:
+    """Tell how much of its weight each token gave to an output of slot-coded content [B, S, H, L], 1 being right.
+
+    Returns, for each request whose tokens explain its output, the shares [N]; NaN where none of the rows sees a token.
+    """
+    found = {}
+    for request, rows in _requests(inputs, out, arithmetic):
+        worst = rows.worst()
+        ratios, rest = _solve(worst)
+        if _explained(worst, rest) and bool(ratios.max() > 0):
+            found[request] = _shares(ratios).masked_fill(worst.p.amax(0) == 0, torch.nan)
+    return found
+
+
+def _requests(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> Iterator[tuple[int, _Rows]]:
+    """Lay out the rows of each request that can be solved for."""
     problem, case = inputs.problem(), inputs.case
     variance = budget(problem, arithmetic).variance.sum(-1).flatten(1)
-    found: list[Sighting] = []
     starts = np.cumsum([0, *case.lengths])
     for request, length in enumerate(case.lengths):
         if not 0 < length <= MOST:
@@ -72,9 +94,7 @@ def sight(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> tuple[Sighting
             continue
         p = scores[keep].softmax(-1)
         values = keys[:, : case.latent] * case.cache_scale
-        kept = _Rows(p=p, values=values, actual=rows[keep], variance=variance[request][keep])
-        found += _request(inputs, request, kept, arithmetic)
-    return tuple(found)
+        yield request, _Rows(p=p, values=values, actual=rows[keep], variance=variance[request][keep])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +118,14 @@ def _request(inputs: Inputs, request: int, rows: _Rows, arithmetic: Arithmetic) 
     rows = rows.worst()
     ratios, rest = _solve(rows)
     # Said only where what is left is no more than rounding leaves.
-    if bool(rest.square().sum() <= LED_BY_ONE**2 * rows.variance.sum()):
+    if _explained(rows, rest):
         # Nothing is known of tokens that none of these rows sees.
         return _judge(inputs, request, ratios, rows.p.amax(0) > 0, arithmetic)
     return _foreign(inputs, request, rows.actual - rows.p @ rows.values)
+
+
+def _explained(rows: _Rows, rest: Tensor) -> bool:
+    return bool(rest.square().sum() <= LED_BY_ONE**2 * rows.variance.sum())
 
 
 def _solve(rows: _Rows) -> tuple[Tensor, Tensor]:
@@ -123,8 +147,7 @@ def _judge(inputs: Inputs, request: int, ratios: Tensor, known: Tensor, arithmet
     """Sort the tokens by how much of their weight arrived, relative to the usual: below a half, above one and a half."""
     if not bool(ratios.max() > 0):
         return []
-    # Where tokens are lost the others take their weight: the usual share is that of the tokens which did arrive.
-    share = ratios / ratios[4 * ratios > ratios.max()].median()
+    share = _shares(ratios)
     found = []
     for what, hit in (("missing", known & (share < 0.5)), ("doubled", known & (share > 1.5))):
         tokens = torch.nonzero(hit).flatten().tolist()
@@ -133,6 +156,11 @@ def _judge(inputs: Inputs, request: int, ratios: Tensor, known: Tensor, arithmet
                 Sighting(request=request, what=what, tokens=tuple(tokens), place=_place(inputs, request, tokens, arithmetic))
             )
     return found
+
+
+def _shares(ratios: Tensor) -> Tensor:
+    """Relate ratios to the usual one: where tokens are lost, the others take their weight, and those did arrive."""
+    return ratios / ratios[4 * ratios > ratios.max()].median()
 
 
 def _foreign(inputs: Inputs, request: int, rest: Tensor) -> list[Sighting]:

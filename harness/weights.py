@@ -1,6 +1,7 @@
-"""The softmax weights of one request, and sums over its tokens.
+"""The softmax weights of some requests, and sums over their tokens.
 
-1. What the judge asks of a request beside its truth (wrong answers, spread of the roundings) is weights and sums here.
+1. What wrong answers are made of is weights and sums here. Requests lie side by side, the tokens of a shorter one filled up
+   with its last, which no row sees.
 2. Rows are (query token, head) pairs, token-major: R = S·H. Tokens that a row does not see have score -inf, weight 0.
 3. Values are decoded in pieces, so a long context needs memory for its weights only.
 4. Everything is fp64: squares of squares of small weights leave fp32's range.
@@ -19,28 +20,30 @@ from torch import Tensor
 from references.formats import FORMATS, decode
 from references.problem import Problem, gather
 
-#: Tokens decoded at a time: 16384 rows of 576 fp64 values are 72 MiB.
+#: Rows decoded at a time: 16384 rows of 576 fp64 values are 72 MiB.
 PIECE = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """One request seen row by row."""
+    """Some requests seen row by row; N is the length of the longest."""
 
     problem: Problem
-    #: Index of the request.
-    request: int
-    #: Decoded query with its scale, fp64 [R, D].
+    #: Which requests, G of them.
+    requests: tuple[int, ...]
+    #: Decoded query with its scale, fp64 [G, R, D].
     query: Tensor
-    #: Decoded cache rows without the scale, fp64 [N, D]; None where the context is decoded in pieces.
+    #: Slots of the tokens, int64 [G, N].
+    slots: Tensor
+    #: Decoded cache rows without the scale, fp64 [G, N, D]; None where the contexts are decoded in pieces.
     rows: Tensor | None
-    #: Tokens that each row sees, int64 [R].
+    #: Tokens that each row sees, int64 [G, R].
     visible: Tensor
-    #: Scores, natural-log units, fp64 [R, N].
+    #: Scores, natural-log units, fp64 [G, R, N].
     scores: Tensor
-    #: Log-sum-exp of the scores, fp64 [R].
+    #: Log-sum-exp of the scores, fp64 [G, R].
     lse: Tensor
-    #: Softmax of the scores, fp64 [R, N].
+    #: Softmax of the scores, fp64 [G, R, N].
     probabilities: Tensor
 
     @property
@@ -50,88 +53,82 @@ class Weights:
         return sum(part.numel() * part.element_size() for part in tensors if part is not None)
 
     @property
-    def length(self) -> int:
-        """N."""
-        return self.problem.lengths[self.request]
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths of the requests."""
+        return tuple(self.problem.lengths[request] for request in self.requests)
 
-    def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Walk over the decoded cache rows, without their scale: start, stop, fp64 [stop - start, D]."""
+    def pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        """Walk over the decoded cache rows, without their scale: which tokens, fp64 [G, n, D]."""
         if self.rows is not None:
-            yield 0, self.length, self.rows
+            yield slice(None), self.rows
             return
-        for start in range(0, self.length, PIECE):
-            stop = min(start + PIECE, self.length)
-            yield start, stop, _decode(self.problem, self.request, start, stop)
+        step = max(1, PIECE // len(self.requests))
+        for start in range(0, self.slots.shape[1], step):
+            part = slice(start, start + step)
+            yield part, _decode(self.problem, self.slots[:, part])
 
     def sum_values(self, weights: Tensor) -> Tensor:
-        """Sum V over tokens: fp64 weights [M, N] to [M, L], scale applied."""
+        """Sum V over tokens: fp64 weights [G, M, N] to [G, M, L], scale applied."""
         latent, scale = self.problem.latent, self.problem.cache_scale
-        total = weights.new_zeros(weights.shape[0], latent)
-        for start, stop, rows in self.pieces():
-            total.addmm_(weights[:, start:stop], rows[:, :latent], alpha=scale)
+        total = weights.new_zeros(*weights.shape[:2], latent)
+        for part, rows in self.pieces():
+            total.baddbmm_(weights[..., part], rows[..., :latent], alpha=scale)
         return total
 
     def magnitudes(self) -> Tensor:
-        """Find the largest sum of magnitudes among a row's scores: max_j of factor · Σ_d |q_d k_jd|, fp64 [R]."""
+        """Find the largest sum of magnitudes among a row's scores: max_j of factor · Σ_d |q_d k_jd|, fp64 [G, R]."""
         factor = self.problem.softmax_scale * self.problem.cache_scale
-        sizes = [(self.query.abs() @ rows.abs().T).amax(-1) for _, _, rows in self.pieces()]
+        sizes = [(self.query.abs() @ rows.abs().mT).amax(-1) for _, rows in self.pieces()]
         return torch.stack(sizes).amax(0).mul_(factor)
 
     def norms(self) -> Tensor:
-        """Square the norm of every V: fp64 [N], scale applied."""
+        """Square the norm of every V: fp64 [G, N], scale applied."""
         latent, scale = self.problem.latent, self.problem.cache_scale
-        return torch.cat([rows[:, :latent].square().sum(-1) for _, _, rows in self.pieces()]).mul_(scale * scale)
+        return torch.cat([rows[..., :latent].square().sum(-1) for _, rows in self.pieces()], -1).mul_(scale * scale)
 
     def values(self, tokens: Tensor) -> Tensor:
-        """Fetch V of some tokens: int64 [n] to fp64 [n, L], scale applied."""
+        """Fetch V of some tokens: int64 [G, n] to fp64 [G, n, L], scale applied."""
         latent, scale = self.problem.latent, self.problem.cache_scale
         if self.rows is not None:
-            return self.rows[tokens, :latent] * scale
-        return fetch(self.problem, self.request, tokens)[:, :latent] * scale
+            return self.rows[..., :latent].gather(1, tokens[..., None].expand(-1, -1, latent)) * scale
+        return _decode(self.problem, self.slots.gather(1, tokens))[..., :latent] * scale
 
 
-def weigh(problem: Problem, request: int) -> Weights:
-    """Compute the scores and softmax weights of a request that has tokens."""
-    length, tokens, heads = problem.lengths[request], problem.query_tokens, problem.heads
-    query = decode(problem.query[request].reshape(-1, problem.width), FORMATS[problem.query_format]).double()
-    query = query * problem.query_scale
-    device = query.device
-    counts = torch.arange(length - tokens + 1, length + 1, device=device).clamp_(min=0)
-    visible = counts.repeat_interleave(heads)
-    rows = _decode(problem, request, 0, length) if length <= PIECE else None
-    factor = problem.softmax_scale * problem.cache_scale
-    scores = query.new_empty(len(query), length)
-    if rows is not None:
-        torch.mm(query, rows.T, out=scores)
-    else:
-        for start in range(0, length, PIECE):
-            stop = min(start + PIECE, length)
-            scores[:, start:stop] = query @ _decode(problem, request, start, stop).T
-    scores *= factor
-    if tokens > 1 or length < tokens:
-        last = torch.arange(max(0, length - tokens), length, device=device)
-        tail = scores[:, max(0, length - tokens) :]
-        tail.masked_fill_(last[None, :] >= visible[:, None], -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    probabilities = torch.exp(scores - lse.nan_to_num(neginf=0.0)[:, None])
+def weigh(problem: Problem, requests: tuple[int, ...]) -> Weights:
+    """Compute the scores and softmax weights of requests that have tokens."""
+    device, heads = problem.query.device, problem.heads
+    lengths = [problem.lengths[request] for request in requests]
+    spans = [[problem.starts[request], length - 1] for request, length in zip(requests, lengths, strict=True)]
+    start, last = torch.tensor(spans, device=device).T[..., None]
+    tokens = torch.arange(max(lengths), device=device)
+    slots = problem.slots[start + torch.minimum(tokens, last)]
+    query = decode(problem.query[list(requests)], FORMATS[problem.query_format]).double() * problem.query_scale
+    query = query.view(len(requests), -1, problem.width)
+    seen = (last + 1 - torch.arange(problem.query_tokens - 1, -1, -1, device=device)).clamp_(min=0)
+    visible = seen.repeat_interleave(heads, 1)
+    rows = _decode(problem, slots) if slots.numel() <= PIECE else None
+    scores = query.new_empty(*query.shape[:2], slots.shape[1])
+    step = slots.shape[1] if rows is not None else max(1, PIECE // len(requests))
+    for begin in range(0, slots.shape[1], step):
+        part = slice(begin, begin + step)
+        scores[..., part] = query @ (_decode(problem, slots[:, part]) if rows is None else rows).mT
+    scores *= problem.softmax_scale * problem.cache_scale
+    scores.masked_fill_(tokens >= visible[..., None], -torch.inf)
+    lse = scores.logsumexp(-1)
     return Weights(
         problem=problem,
-        request=request,
+        requests=requests,
         query=query,
+        slots=slots,
         rows=rows,
         visible=visible,
         scores=scores,
         lse=lse,
-        probabilities=probabilities,
+        probabilities=(scores - lse.nan_to_num(neginf=0.0)[..., None]).exp_(),
     )
 
 
-def fetch(problem: Problem, request: int, tokens: Tensor) -> Tensor:
-    """Decode the cache rows of some tokens of a request, without their scale: int64 [n] to fp64 [n, D]."""
-    slots = problem.slots[problem.starts[request] + tokens]
-    return decode(gather(problem, slots), FORMATS[problem.cache_format]).double()
-
-
-def _decode(problem: Problem, request: int, start: int, stop: int) -> Tensor:
-    begin = problem.starts[request]
-    return decode(gather(problem, problem.slots[begin + start : begin + stop]), FORMATS[problem.cache_format]).double()
+def _decode(problem: Problem, slots: Tensor) -> Tensor:
+    """Decode the cache rows of slots, without their scale: int64 [G, n] to fp64 [G, n, D]."""
+    codes = gather(problem, slots.reshape(-1))
+    return decode(codes, FORMATS[problem.cache_format]).double().view(*slots.shape, problem.width)

@@ -240,7 +240,9 @@ class Worker:
     def _lose(self, job: _Job, stage: str, fault: str, how: str, seconds: float) -> Result:
         lines = self._end()
         self.lost += 1
-        message = f"{how} {_STAGES[stage]}\n{lines}".rstrip()
+        # A child that an exception ended says which in its last line; a table or a panel may show the first line only.
+        cause = f": {lines.splitlines()[-1]}" if how == _how_it_ended(1) and lines else ""
+        message = f"{how} {_STAGES[stage]}{cause}\n{lines}".rstrip()
         ours = stage == "prepare"
         verdict = Verdict(kind="ERROR" if ours else "FAIL", fault=None if ours else fault, message=message)
         return Result(

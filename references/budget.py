@@ -3,8 +3,8 @@
 1. It follows from the problem and the arithmetic alone; no actual output, and no reference's, goes in.
 2. ``hard`` assumes no independence: more than that cannot be rounding. ``variance`` takes roundings of different values as
    independent, and roundings of equal values as equal.
-3. It is streamed over the context in two passes: the first finds the softmax and the output, the second adds up the terms.
-   Memory grows neither with N nor with the number of requests.
+3. It is streamed over the contexts in two passes: the first finds the softmax and the output, the second adds up the terms.
+   Requests of about a length go together; memory grows neither with N nor with the number of requests.
 
 Derivation, o = sum_j p_j v_j with p the softmax of the scores s:
 
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from references.arithmetic import Arithmetic, Splits
 from references.formats import find, ulp
-from references.pieces import Context, softmax
+from references.pieces import Context, Layout, lay_out, softmax
 from references.precision import full_precision, onednn_products, prefers_onednn
 from references.problem import Problem
 from references.spread import EXCESS, NORMAL_EXCESS, effective_elements, effective_number
@@ -60,6 +60,8 @@ class Budget:
     variance: Tensor
     #: Bound on each element's error, fp64 [B, S, H, L]; infinite where the output format may overflow.
     hard: Tensor
+    #: The output in fp64 that all this is about, [B, S, H, L].
+    exact: Tensor
     #: Bound on the error of the log-sum-exp, fp64 [B, S, H].
     lse_hard: Tensor
     #: Variance of the error of the log-sum-exp, fp64 [B, S, H].
@@ -72,6 +74,10 @@ class Budget:
     effective_elements: Tensor
     #: Standard deviation of the squared row ratio |e|^2 / sum of variance of a correct kernel, fp64 [B, S, H].
     spread: Tensor
+    #: Largest magnitude of a score, fp64 [B, S, H].
+    largest_score: Tensor
+    #: Norm of an output of such weights and values in random directions, (sum p^2 |v|^2)^(1/2), fp64 [B, S, H].
+    scattered: Tensor
 
 
 def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
@@ -80,28 +86,38 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
     Source: the module's derivation.
     Error: ``hard`` is a bound of first order in each rounding; products of roundings are kept where they matter.
     """
-    shape = (problem.batch, problem.query_tokens, problem.heads)
-    empty = torch.zeros((*shape, problem.latent), dtype=torch.float64, device=problem.query.device)
-    found = Budget(
-        variance=empty,
-        hard=empty.clone(),
-        lse_hard=empty.new_zeros(shape),
-        lse_variance=empty.new_zeros(shape),
-        effective_tokens=empty.new_ones(shape),
-        probability_share=empty.new_zeros(shape),
-        effective_elements=empty.new_full(shape, problem.latent),
-        spread=empty.new_zeros(shape),
-    )
+    shape = (problem.batch, problem.query_tokens * problem.heads)
+    elements = torch.zeros((3, *shape, problem.latent), dtype=torch.float64, device=problem.query.device)
+    rows = elements.new_tensor([0.0, 0.0, 1.0, 0.0, problem.latent, 0.0, 0.0, 0.0])[:, None, None].repeat(1, *shape)
     quick = problem.query.device.type == "cpu" and prefers_onednn(narrow=False)
     with full_precision(), onednn_products() if quick else nullcontext():
-        for request, length in enumerate(problem.lengths):
-            if length:
-                _settle(_count(problem, arithmetic, request), found)
-    return found
+        for layout in lay_out(problem, arithmetic):
+            tally = _count(problem, arithmetic, layout)
+            empty = tally.context.seen == 0
+            for found, values in zip((elements, rows), _settle(tally), strict=True):
+                hidden = empty if found is elements else empty[..., 0]
+                found.index_copy_(1, tally.context.index, torch.stack(values).masked_fill_(hidden, 0.0))
+    variance, hard, exact = elements.view(3, *problem.query.shape[:3], problem.latent)
+    return Budget(
+        variance=variance, hard=hard, exact=exact, **dict(zip(_OF_ROWS, rows.view(-1, *problem.query.shape[:3]), strict=True))
+    )
 
 
-def _count(problem: Problem, arithmetic: Arithmetic, request: int) -> Tally:
-    context, rounded = Context(problem, request), rounded_context(arithmetic, problem, request)
+#: What a budget says of rows, in the order in which it is worked out.
+_OF_ROWS = (
+    "lse_hard",
+    "lse_variance",
+    "effective_tokens",
+    "probability_share",
+    "effective_elements",
+    "spread",
+    "largest_score",
+    "scattered",
+)
+
+
+def _count(problem: Problem, arithmetic: Arithmetic, layout: Layout) -> Tally:
+    context, rounded = Context(problem, layout), rounded_context(arithmetic, problem, layout)
     tally = Tally(context, arithmetic, softmax(context), rounded)
     for piece, other in zip(context.pieces(), (rounded or context).pieces(), strict=True):
         tally.add(piece, other)
@@ -110,7 +126,7 @@ def _count(problem: Problem, arithmetic: Arithmetic, request: int) -> Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """Variance of each element by its origin, fp64 [rows, L], V over its height."""
+    """Variance of each element by its origin, fp64 [G, R, L], V over its height."""
 
     #: Token by token: probabilities and operands.
     tokens: Tensor
@@ -129,32 +145,26 @@ class _Parts:
         return self.sums + self.partials + self.last
 
 
-def _settle(tally: Tally, found: Budget) -> None:
-    """Work out a request's part of a budget and store it."""
-    problem, arithmetic = tally.context.problem, tally.arithmetic
-    scale = abs(problem.cache_scale) * tally.truth.height
+def _settle(tally: Tally) -> tuple[list[Tensor], list[Tensor]]:
+    """Work out the part of a budget that some requests have: of elements, [G, R, L] each, and of rows, [G, R] each."""
+    problem, arithmetic, truth = tally.context.problem, tally.arithmetic, tally.truth
+    scale = abs(problem.cache_scale) * truth.height
     rounded = softmax(tally.rounded) if tally.rounded else None
     coherence = tally.coherence()
-    shift = rounded.out / tally.truth.height - tally.out if rounded else None
+    shift = rounded.out / truth.height - tally.out if rounded else None
     parts = _variances(tally, scale, coherence, shift)
     hard = _hard(tally, scale)
     variance = (parts.tokens + parts.common + parts.single).clamp_(min=_FAINT**2) * scale**2
     over = tally.out.abs() * scale + hard >= find(arithmetic.output).maximum
-    shares = _shares(tally, parts, scale, coherence)
-    moved = rounded.lse - tally.truth.lse if rounded else None
-    empty = tally.context.seen == 0
-    for record, values in (
-        (found.variance, variance.masked_fill(over, torch.inf)),
-        (found.hard, hard.masked_fill(over, torch.inf)),
-        (found.lse_hard, _lse_hard(tally)),
-        (found.lse_variance, _lse_variance(tally, moved)),
-        *zip((found.effective_tokens, found.probability_share, found.effective_elements, found.spread), shares, strict=True),
-    ):
-        values = values.view(len(empty), -1).masked_fill(empty, 0.0)
-        record[tally.context.request] = values.view(problem.query_tokens, problem.heads, *record.shape[3:])
+    moved = rounded.lse - truth.lse if rounded else None
+    lse = [values[..., 0] for values in (_lse_hard(tally), _lse_variance(tally, moved))]
+    return (
+        [variance.masked_fill_(over, torch.inf), hard.masked_fill_(over, torch.inf), truth.out * problem.cache_scale],
+        [*lse, *_shares(tally, parts, scale, coherence), truth.largest[..., 0], (tally.scattered.sqrt() * scale)[..., 0]],
+    )
 
 
-def _variances(tally: Tally, scale: float, coherence: Tensor, shift: Tensor | None) -> _Parts:
+def _variances(tally: Tally, scale: Tensor, coherence: Tensor, shift: Tensor | None) -> _Parts:
     arithmetic, moments, out = tally.arithmetic, tally.moments, tally.out
     squares = moments.about_zero(PROBABILITY)
     tokens = coherence * (moments.about(PROBABILITY, out) if tally.rounded_sum else squares)
@@ -173,37 +183,37 @@ def _variances(tally: Tally, scale: float, coherence: Tensor, shift: Tensor | No
         common=moments.about(SINGLE, out)
         + UNIFORM * (2 * U32) ** 2 * STEPS * moments.drift(SCORE, out).square()
         + UNIFORM * (2 * U32) ** 2 * (STEPS + tally.sum_depth) * out.square(),
-        sums=flushed.square() + UNIFORM * (2 * U32) ** 2 * tally.depth * (out.square() + squares),
+        sums=flushed.square().amax(0) + UNIFORM * (2 * U32) ** 2 * tally.depth * (out.square() + squares),
         partials=tally.partials.coherence() * tally.partials.variance.double() if tally.merges else torch.zeros_like(out),
         last=tally.partials.second_rounding(out, spacing) if twice else spacing.square() * UNIFORM,
     )
 
 
-def _shares(tally: Tally, parts: _Parts, scale: float, coherence: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Work out effective tokens, their share, effective elements and the spread, each [rows]."""
+def _shares(tally: Tally, parts: _Parts, scale: Tensor, coherence: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Work out effective tokens, their share, effective elements and the spread, each [G, R]."""
     arithmetic, single = tally.arithmetic, parts.single
     written, part = find(arithmetic.output), find(arithmetic.partial)
     elements = effective_elements(tally.out * scale, single, written)
-    squares = parts.last.sum(1).square() + parts.sums.sum(1).square()
+    squares = parts.last.sum(-1).square() + parts.sums.sum(-1).square()
     if tally.merges:
         squares = squares + tally.partials.squares
         if part.significand <= written.significand:
             leader = tally.partials.leader.double() * scale
             elements = torch.minimum(elements, effective_elements(leader, single, part))
-    row = (parts.tokens + parts.common + single).sum(1)
-    tokens, common = parts.tokens.sum(1) / row, parts.common.sum(1) / row
-    number = tally.sharing.effective_tokens(coherence[:, 0], effective_number(parts.tokens))
+    row = (parts.tokens + parts.common + single).sum(-1)
+    tokens, common = parts.tokens.sum(-1) / row, parts.common.sum(-1) / row
+    number = tally.sharing.effective_tokens(coherence[..., 0], effective_number(parts.tokens))
     inverse = tokens.square() / number + common.square() * (NORMAL_EXCESS / EXCESS)
     share = tokens + common
     # An element's error is a sum of a few uniform ones: the more it has, the closer to a normal one. The last term is the
     # product of the two kinds of error, which a square has as well.
-    few = (squares / single.sum(1).square()).clamp(max=1)
+    few = (squares / single.sum(-1).square()).clamp(max=1)
     excess = NORMAL_EXCESS - (NORMAL_EXCESS - EXCESS) * few
     spread = EXCESS * inverse + (1 - share) * (excess * (1 - share) + 4 * share) / elements
     return torch.where(share > 0, share.square() / inverse, 1.0), share, elements, spread.sqrt()
 
 
-def _hard(tally: Tally, scale: float) -> Tensor:
+def _hard(tally: Tally, scale: Tensor) -> Tensor:
     arithmetic, out, mass = tally.arithmetic, tally.out.abs(), tally.moments.mass(BOUND)
     hard = tally.bound + (find(arithmetic.operand).unit_roundoff * tally.absolute if arithmetic.operand else 0.0)
     if tally.rounded_sum:
@@ -215,18 +225,18 @@ def _hard(tally: Tally, scale: float) -> Tensor:
         magnitude = tally.partials.magnitude.double() + hard
         # Rounding moves what was already moved, and may do so in the next binade.
         hard = hard + tally.partials.bound + 2 * find(arithmetic.partial).unit_roundoff * hard
-        hard += 2 * (arithmetic.exponential + U32 * (len(tally.edges) + 4 + 2 * _height(tally))) * magnitude
+        hard += 2 * (arithmetic.exponential + U32 * (tally.edges + 4 + 2 * _height(tally))) * magnitude
     hard = hard.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(max=_FARTHEST) * scale
     return hard + ulp(out * scale + hard, find(arithmetic.output)) / 2
 
 
 def _height(tally: Tally) -> Tensor:
-    """Measure how large the logarithms are that are added, [rows, 1]."""
+    """Measure how large the logarithms are that are added, [G, R, 1]."""
     return tally.truth.maximum.abs() + tally.truth.total.log() + 1
 
 
 def _logarithm(tally: Tally) -> Tensor:
-    """Bound the error of taking the logarithm and adding the maximum, [rows, 1].
+    """Bound the error of taking the logarithm and adding the maximum, [G, R, 1].
 
     Base-two kernels multiply the maximum by log2(e) and the result by ln 2; each is a rounding of the whole.
     """
@@ -234,7 +244,7 @@ def _logarithm(tally: Tally) -> Tensor:
 
 
 def _lse_hard(tally: Tally) -> Tensor:
-    """Bound the error of the log-sum-exp, [rows, 1]: that of the scores, of the sum and of the logarithm."""
+    """Bound the error of the log-sum-exp, [G, R, 1]: that of the scores, of the sum and of the logarithm."""
     moved = tally.moments.mass(BOUND) + U32 * (tally.sum_depth + STEPS) + tally.arithmetic.exponential
     if tally.rounded_sum:
         moved = moved + tally.bound_mass
@@ -243,11 +253,11 @@ def _lse_hard(tally: Tally) -> Tensor:
 
 
 def _lse_variance(tally: Tally, moved: Tensor | None) -> Tensor:
-    """Estimate the variance of the log-sum-exp's error, [rows, 1]: the terms of its bound, those of fp32 in common."""
+    """Estimate the variance of the log-sum-exp's error, [G, R, 1]: the terms of its bound, those of fp32 in common."""
     moments = tally.moments
     variance = moments.mass(SINGLE) + UNIFORM * (2 * U32) ** 2 * tally.sum_depth + _logarithm(tally).square()
     if tally.rounded_sum:
-        lost = tally.flushed_mass.clamp(max=1 - U32)
+        lost = tally.flushed_mass.amax(0).clamp(max=1 - U32)
         variance = variance + tally.mass_coherence() * moments.mass(PROBABILITY) + (1 - lost).log().square()
     if moved is not None:
         variance = variance + torch.maximum(moved.square(), moments.mass(OPERAND))

@@ -40,6 +40,8 @@ _HARMONICS = (6 / math.pi**2, 1.5 / math.pi**2, 1 - 7.5 / math.pi**2)
 _PROBES = 32
 #: Parts of a spacing that two outputs may be apart to count as equal: finer than noise moves them when it matters.
 _PARTS = 8
+#: Parts of spacings that are sorted into places of their own, rather than by size: bf16's of one binade.
+_FEW = 2049
 
 
 @lru_cache(maxsize=16)
@@ -50,28 +52,42 @@ def _signs(latent: int, device: torch.device) -> Tensor:
 
 
 def effective_elements(written: Tensor, variance: Tensor, known: Format) -> Tensor:
-    """Count the elements of each row that round independently, [rows]: outputs of one significand count as one.
+    """Count the elements of each row that round independently, [...]: outputs of one significand count as one.
 
     Args:
-        written: outputs as they are written, fp64 [rows, L].
-        variance: variance of each element's own roundings, fp64 [rows, L].
+        written: outputs as they are written, fp64 [..., L].
+        variance: variance of each element's own roundings, fp64 [..., L].
         known: the format they are written in.
     """
-    turns = written / ulp(written, known)
-    ordered, index = (turns * _PARTS).round_().abs_().sort(dim=1)
-    first = torch.zeros_like(index)
-    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    groups = torch.zeros_like(variance).scatter_add_(1, first.cumsum(1), variance.gather(1, index))
-    total = variance.sum(1)
-    alike = torch.polar(variance, turns.abs().frac() * (2 * math.pi)).sum(1).abs().square()
-    squares = torch.maximum(groups.square().sum(1), alike)
-    return torch.where(squares > 0, total.square() / squares, variance.shape[1])
+    turns = (written / ulp(written, known)).abs_()
+    parts, count = (turns * _PARTS).round_(), (_PARTS << known.significand) + 1
+    if count > _FEW:
+        parts, count = _ranks(parts), variance.shape[-1]
+    groups = variance.new_zeros((*variance.shape[:-1], count)).scatter_add_(-1, parts.long(), variance)
+    total = variance.sum(-1)
+    alike = (variance * waves(turns)).sum(-1).square().sum(0)
+    squares = torch.maximum(groups.square().sum(-1), alike)
+    return torch.where(squares > 0, total.square() / squares, variance.shape[-1])
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Number the different values of each row, [..., L], from 0 on."""
+    ordered, index = values.sort(dim=-1)
+    rises = torch.zeros_like(index)
+    rises[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    return torch.zeros_like(index).scatter_(-1, index, rises.cumsum(-1))
+
+
+def waves(turns: Tensor) -> Tensor:
+    """Take cosine and sine of turns, [2, ...]."""
+    angle = turns.frac().mul_(2 * math.pi)
+    return torch.stack([angle.cos(), angle.sin()])
 
 
 def effective_number(parts: Tensor) -> Tensor:
-    """Count how many equal parts would be as uneven as these, [rows]; parts are 0 or more, [rows, n]."""
-    squares = parts.square().sum(1)
-    return torch.where(squares > 0, parts.sum(1).square() / squares, parts.shape[1])
+    """Count how many equal parts would be as uneven as these, [...]; parts are 0 or more, [..., n]."""
+    squares = parts.square().sum(-1)
+    return torch.where(squares > 0, parts.sum(-1).square() / squares, parts.shape[-1])
 
 
 class TokenSharing:
@@ -79,106 +95,104 @@ class TokenSharing:
 
     def __init__(self, out: Tensor) -> None:
         self._out = out.to(torch.float32)
-        self._norm = self._out.norm(dim=1, keepdim=True)
+        self._norm = self._out.norm(dim=-1, keepdim=True)
         self._direction = torch.where(self._norm > 0, self._out / self._norm, 0.0)
-        self._total, self._squares, self._along, self._along_squares, self._across_squares = (
-            out.new_zeros(len(out)) for _ in range(5)
-        )
-        self._phases = torch.zeros(len(out), dtype=torch.complex128, device=out.device)
+        #: Sums over tokens of their mean squares and of the squares of those, of their parts along the output and of the
+        #: squares of those, and of the squares of their parts across it, fp64 [5, G, R].
+        self._sums = out.new_zeros((5, *out.shape[:2]))
+        #: Sums of mean squares by their phases, cosine and sine, fp64 [2, G, R].
+        self._phases = out.new_zeros((2, *out.shape[:2]))
 
     def add(self, values: Tensor, lengths: Tensor, about_zero: Tensor, about_out: Tensor | None, turns: Tensor) -> None:
         """Add tokens.
 
         Args:
-            values: v, fp32 [n, L].
-            turns: their probabilities in spacings, fp32 [rows, n].
-            lengths: their squared norms, fp32 [n].
-            about_zero: mean squares of errors that act along v, fp32 [rows, n].
-            about_out: mean squares of errors that act along v - o, fp32 [rows, n]; None if there are none.
+            values: v, fp32 [G, n, L].
+            turns: their probabilities in spacings, fp32 [G, R, n].
+            lengths: their squared norms, fp32 [G, n].
+            about_zero: mean squares of errors that act along v, fp32 [G, R, n].
+            about_out: mean squares of errors that act along v - o, fp32 [G, R, n]; None if there are none.
         """
-        along = self._direction @ values.T
+        along, lengths = self._direction @ values.mT, lengths[:, None]
         tokens, part = about_zero * lengths, about_zero * along.square()
         if about_out is not None:
             apart = (lengths - 2 * self._norm * along + self._norm.square()).clamp_(min=0)
             tokens = tokens + about_out * apart
             part = part + about_out * (along - self._norm).square()
         part = torch.minimum(part, tokens)
-        self._phases += torch.polar(tokens, turns.frac() * (2 * math.pi)).sum(1)
-        for total, terms in (
-            (self._total, tokens),
-            (self._squares, tokens.square()),
-            (self._along, part),
-            (self._along_squares, part.square()),
-            (self._across_squares, (tokens - part).square_()),
-        ):
-            total += terms.sum(1)
+        self._phases += (tokens * waves(turns)).sum(-1)
+        self._sums += torch.stack([tokens, tokens.square(), part, part.square(), (tokens - part).square_()]).sum(-1)
 
     def effective_tokens(self, factor: Tensor, directions: Tensor) -> Tensor:
-        """Count the tokens that share a row's error, [rows].
+        """Count the tokens that share a row's error, [G, R].
 
         Args:
-            factor: the coherence of their errors, [rows].
-            directions: directions that errors may take across the output, [rows].
+            factor: the coherence of their errors, [G, R].
+            directions: directions that errors may take across the output, [G, R].
         """
-        across = (self._total - self._along).square() - self._across_squares
-        pairs = (self._along.square() - self._along_squares).clamp(min=0) + across.clamp(min=0) / directions
-        alike = torch.maximum(self._squares, self._phases.abs().square())
-        inverse = (alike + NORMAL_EXCESS / EXCESS * pairs) / self._total.square()
-        inverse = torch.where(self._total > 0, inverse, 1.0) * factor
+        total, total_squares, along, along_squares, across_squares = self._sums
+        across = (total - along).square() - across_squares
+        pairs = (along.square() - along_squares).clamp(min=0) + across.clamp(min=0) / directions
+        alike = torch.maximum(total_squares, self._phases.square().sum(0))
+        inverse = (alike + NORMAL_EXCESS / EXCESS * pairs) / total.square()
+        inverse = torch.where(total > 0, inverse, 1.0) * factor
         return 1 / inverse.clamp(max=NORMAL_EXCESS / EXCESS)
 
 
 class Coherence:
     """How much larger the variance of a row's token errors is than if they were independent; streamed.
 
-    Errors act along v, or along v - o where a centre is given.
+    Errors act along v, or along v - o where a centre is given. Several ways to round, P, are looked at side by side; the
+    largest factor counts.
     """
 
-    def __init__(self, rows: int, like: Tensor) -> None:
-        new = torch.zeros((rows, 1), dtype=torch.float32, device=like.device).new_zeros
-        self._waves, self._wave_mass = new((2 * len(_HARMONICS), rows, _PROBES)), new((2 * len(_HARMONICS), rows, 1))
-        self._squares, self._means, self._mass = new((rows, _PROBES)), new((rows, _PROBES)), new((rows, 1))
+    def __init__(self, like: Tensor) -> None:
+        nothing = torch.zeros((), dtype=torch.float32, device=like.device)
+        #: Sums over tokens of cosines and sines of each harmonic, of v and of 1, [G, 2 H, P, R, probes or 1].
+        self._waves = self._wave_mass = nothing
+        #: Sums of mean squares, of v^2 and v, [G, P, R, 2 probes], and of 1, [G, P, R, 1].
+        self._plain = self._mass = nothing
 
     def add(self, turns: Tensor, variance: Tensor, probed: Tensor) -> None:
         """Add tokens.
 
         Args:
-            turns: probabilities in spacings, fp32 [rows, n].
-            variance: mean squares of their errors, fp32 [rows, n].
-            probed: v as ``probe`` sees it, fp32 [n, probes].
+            turns: probabilities in spacings, fp32 [P, G, R, n].
+            variance: mean squares of their errors, fp32 [P, G, R, n].
+            probed: v as ``probe`` sees it, fp32 [G, n, probes].
         """
-        angle = turns.frac().mul_(2 * math.pi)
-        cosine, sine, size = angle.cos(), angle.sin(), variance.sqrt()
-        waves = [size * cosine, size * sine]
-        for _ in _HARMONICS[1:]:
-            real, imaginary = waves[-2:]
-            waves += [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
-        stacked = torch.stack(waves)
-        self._waves += stacked @ probed
-        self._wave_mass += stacked.sum(2, keepdim=True)
-        self._squares += variance @ probed.square()
-        self._means += variance @ probed
-        self._mass += variance.sum(1, keepdim=True)
+        harmonics = torch.arange(1, len(_HARMONICS) + 1, device=turns.device).view(-1, 1, 1, 1) * (2 * math.pi)
+        angles = turns.frac().transpose(0, 1)[:, None] * harmonics
+        variance = variance.transpose(0, 1).contiguous()
+        waves = torch.cat([angles.cos(), angles.sin()], 1).mul_(variance.sqrt()[:, None])
+        self._waves = self._waves + (waves.flatten(1, 3) @ probed).view(*waves.shape[:-1], -1)
+        self._wave_mass = self._wave_mass + waves.sum(-1, keepdim=True)
+        looked = torch.cat([probed.square(), probed], -1)
+        self._plain = self._plain + (variance.flatten(1, 2) @ looked).view(*variance.shape[:-1], -1)
+        self._mass = self._mass + variance.sum(-1, keepdim=True)
 
     def of_mass(self) -> Tensor:
-        """Give the factor of the errors' own sum, fp64 [rows], 1 or more."""
-        return self._quotient(self._wave_mass, self._mass)
-
-    def _quotient(self, waves: Tensor, plain: Tensor) -> Tensor:
-        shares = waves.new_tensor(_HARMONICS).repeat_interleave(2)[:, None]
-        coherent, incoherent = (waves.square().sum(2) * shares).sum(0), plain.sum(1)
-        return torch.where(incoherent > 0, coherent / incoherent, 1.0).clamp_(min=1).double()
+        """Give the factor of the errors' own sum, fp64 [G, R, 1], 1 or more."""
+        return _quotient(self._wave_mass, self._mass)
 
     def factor(self, centre: Tensor | None) -> Tensor:
-        """Give the factor, fp64 [rows], 1 or more; ``centre`` is o, fp64 [rows, L], where errors act along v - o."""
-        waves, plain = self._waves, self._squares
-        if centre is not None:
-            middle = probe(centre.to(torch.float32))
-            waves = waves - self._wave_mass * middle
-            plain = plain - 2 * middle * self._means + middle.square() * self._mass
-        return self._quotient(waves, plain)
+        """Give the factor, fp64 [G, R, 1], 1 or more; ``centre`` is o, fp64 [G, R, L], where errors act along v - o."""
+        squares, means = self._plain.chunk(2, -1)
+        if centre is None:
+            return _quotient(self._waves, squares)
+        middle = probe(centre.to(torch.float32))[:, None]
+        plain = squares - 2 * middle * means + middle.square() * self._mass
+        return _quotient(self._waves - self._wave_mass * middle[:, None], plain)
+
+
+def _quotient(waves: Tensor, plain: Tensor) -> Tensor:
+    """Divide coherent by incoherent mean squares, [G, 2 H, P, R, m] by [G, P, R, m], the larger of P; fp64 [G, R, 1]."""
+    shares = torch.tensor(_HARMONICS * 2, dtype=torch.float32, device=waves.device)
+    coherent, incoherent = torch.einsum("ghprm,h->gpr", waves.square(), shares), plain.sum(-1)
+    factors = torch.where(incoherent > 0, coherent / incoherent, 1.0)
+    return factors.clamp_(min=1).amax(1)[..., None].double()
 
 
 def probe(values: Tensor) -> Tensor:
-    """Look at v along the fixed random signs; fp32 [n, L] to [n, probes]."""
-    return values @ _signs(values.shape[1], values.device)
+    """Look at v along the fixed random signs; fp32 [..., L] to [..., probes]."""
+    return values @ _signs(values.shape[-1], values.device)

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="AITER's modules import triton, which is no
 
 from harness.backends.aiter_source import SOURCE_VARIABLE, named_sources, parse_source
 from harness.backends.aiter_triton import AiterTriton
-from harness.backends.aiter_triton_entries import ENTRY_POINTS
+from harness.backends.aiter_triton_entries import CUDA_DEPTH, ENTRY_POINTS
 from harness.backends.protocol import NotInstalled
 from harness.backends.token_rows import padded_rows, page_table, ragged_rows, row_lengths
 from harness.case import Case
@@ -72,6 +72,25 @@ def test_a_source_that_changes_stops_the_backend(tmp_path: Path) -> None:
 def test_cases_outside_a_contract_are_named(name: str, text: str, reason: str) -> None:
     said = ENTRY_POINTS[f"aiter-triton-{name}"].why_not(Case.parse(text))
     assert said is not None and reason in said
+
+
+def test_fp8_dots_shallower_than_cuda_s_are_refused_there_and_nowhere_else(tmp_path: Path) -> None:
+    import triton.backends.amd.compiler as amd
+    import triton.backends.nvidia.compiler as nvidia
+    import triton.language
+    from triton.backends.compiler import GPUTarget
+
+    kinds = [triton.language.block_type(triton.language.float8e4nv, [32, 32])] * 2
+    assert nvidia.min_dot_size(GPUTarget("cuda", 90, 32))(*kinds)[2] == CUDA_DEPTH
+    assert amd.get_min_dot_size(GPUTarget("hip", "gfx950", 64))(*kinds)[2] == 1
+    backend = checkout(tmp_path, ", ".join(_ENTRY.signatures[0]))
+    shallow = {"T=16:q=e4m3fn:c=e4m3fn": True, "L=64:R=16:T=32:q=e4m3fn:c=e4m3fn": True, "T=32:q=e4m3fn:c=e4m3fn": False,
+               "T=16:c=e4m3fn": False, "T=16": False}  # fmt: skip
+    for text, refused in shallow.items():
+        case = Case.parse(f"v1:H=1:S=1:N=9:{text}:end")
+        said = backend.why_not(case, torch.device("cuda"))
+        assert (said is not None and "an fp8 dot on CUDA is 32 deep" in said) == refused, text
+        assert backend.why_not(case, CPU) is None
 
 
 @pytest.mark.parametrize("table", ["padded", "ragged"])

@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from harness.backends.protocol import Output
+from harness.backends.registry import make
 from harness.case import Case
 from harness.explain import Explanation, explain, explain_crash, explain_violations
 from harness.faults.backend import planted
 from harness.faults.variant import BASE, VARIANTS
 from harness.inputs import make_inputs
+from harness.regimes import load
+from harness.relations import run_relation
+from harness.report.failure import look
+from harness.run import run_case
 
 ARITHMETIC = VARIANTS[BASE].arithmetic
 CASE = Case(
@@ -60,6 +65,16 @@ def test_the_planted_fault_is_named_first(name: str) -> None:
     assert found.candidates[0].residual < found.residual
 
 
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("merge-by-tokens", 2), ("split-edge-dropped", 33), ("causal-from-the-left", 2), ("length-one-too-long", 1)],
+)
+def test_a_smallest_case_is_told_from_others_with_the_same_answer_there(name: str, length: int) -> None:
+    found = explained(name, case=Case(heads=1, lengths=(length,)))
+    alike = [one.names for one in found.candidates if one.within_rounding]
+    assert alike[0] == (name,) and len(alike) > 1, str(found)
+
+
 def test_two_faults_are_named_as_two() -> None:
     found = explained("value-scale-twice", "middle-token-lost")
     assert set(found.candidates[0].names) == {"value-scale-twice", "middle-token-lost"}
@@ -104,3 +119,26 @@ def test_a_crash_is_explained_by_what_crashes_too() -> None:
 def test_touched_memory_is_explained_by_what_touches_it_too() -> None:
     assert explain_violations(CASE, ARITHMETIC, [("input-changed", "cache")]) == ("writes-cache",)
     assert explain_violations(CASE, ARITHMETIC, [("guard-touched", "out")]) == ("writes-past-output",)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("value-scale-dropped", CASE),
+        ("writes-cache", CASE),
+        ("writes-past-output", CASE),
+        ("offset-signed-faults", Case(heads=2, lengths=(40, 70), placement="high", pool_rows=3_000_000, page_size=16)),
+    ],
+)
+def test_the_gate_says_what_a_failure_of_any_kind_looks_like(name: str, case: Case) -> None:
+    backend, regimes = make(f"fault:{name}"), load()
+    result = run_case(case, backend, regimes)
+    assert result.verdict.kind == "FAIL"
+    assert any(name in line for line in look(result, backend, regimes, device="cpu"))
+
+
+def test_the_gate_says_what_outlives_a_call() -> None:
+    backend, regimes = make("fault:stale-cache-scale"), load()
+    result = run_relation(CASE, "repeat", backend, regimes)
+    assert (result.verdict.kind, result.verdict.fault) == ("FAIL", "nondeterministic")
+    assert any("stale-cache-scale" in line for line in look(result, backend, regimes, device="cpu"))

@@ -31,7 +31,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.judge", "harness.run",
         "harness.assembly", "harness.compilations", "harness.axes", "harness.tokens",
     ),
-    "telling": ("harness.report", "harness.plugin", "harness.cli", "harness.cli_case", "harness.cli_routes", "harness.gate"),
+    "telling": (
+        "harness.report", "harness.plugin", "harness.plugin_options", "harness.cli", "harness.cli_case", "harness.cli_ledger",
+        "harness.cli_routes", "harness.cli_shapes", "harness.gate", "harness.merge", "harness.compare", "harness.shards",
+    ),
     "cases": ("cases",),
     "finding": ("harness",),
 }  # fmt: skip

@@ -13,10 +13,15 @@ import harness.judge as judging
 import harness.measure as measuring
 from harness.backends.protocol import EMPTY_ROWS, Output
 from harness.case import CONTENTS, Case
+from harness.faults.backend import Planted
+from harness.faults.variant import VARIANTS
 from harness.inputs import Inputs, make_inputs
 from harness.judge import judge
 from harness.measure import CHECKS, measure, measure_truth
+from harness.memory import empty
+from harness.regimes import Regime, load
 from harness.verdict import KINDS, Verdict
+from references import terms
 from references.arithmetic import Splits
 from references.oracle import oracle
 from references.problem import Answer, Problem
@@ -89,6 +94,50 @@ def test_an_answer_that_conforms_but_is_too_inaccurate_is_called_so() -> None:
     assert CHECKS["accuracy"] in verdict.message
 
 
+@pytest.mark.parametrize("latent", [1, 2, 8, 64])
+@pytest.mark.parametrize("variant", ["splits", "p-e4m3"])
+def test_a_right_kernel_is_accurate_however_narrow_its_rows(variant: str, latent: int) -> None:
+    backend, rules = planted_nothing(variant)
+    for seed in range(3):
+        inputs = make_inputs(CASE.replace(heads=24, latent=latent, seed=seed))
+        assert judge(inputs, backend.run(inputs), rules, models=False).fault is None
+
+
+def test_a_narrow_row_can_be_inaccurate() -> None:
+    assert judge(*answered(CASE.replace(latent=8)), regime(accuracy=1e-4)).fault == "inaccurate"
+    assert judge(*answered(CASE.replace(latent=7)), regime(accuracy=1e-4)).fault is None
+
+
+def planted_nothing(variant: str) -> tuple[Planted, Regime]:
+    """Make the right model of a variant, and its regime."""
+    return Planted(name=f"model:{variant}", variant=VARIANTS[variant]), load().named(f"model-{variant}")
+
+
+#: fp8 probabilities relative to each split's own maximum: what one split rounds in the subnormals is exact in another.
+OWN_MAXIMA = (
+    "v1:H=17:S=1:N=17:R=0:T=3:q=e4m3fn:c=e4m3fn:qscale=0.00390625:cscale=0.0371:softmax=1.0:content=edges:amp=3.0:seed=603687:end",
+    "v1:H=16:S=1:N=1025:R=0:T=64:q=e4m3fn:c=e4m3fn:qscale=0.00390625:cscale=0.00390625:softmax=1.0:content=edges:amp=30.0:"
+    "poison=large:seed=755198:end",
+)
+
+
+@pytest.mark.parametrize("case", OWN_MAXIMA)
+@pytest.mark.parametrize("count", [1, 16], ids=["the row's maximum", "each split's maximum"])
+def test_splits_may_know_their_own_maximum_only(case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, rules = planted_nothing("p-e4m3-row")
+    splits = Splits(kind="even", count=count, tile=16) if count > 1 else Splits()
+    arithmetic = dataclasses.replace(backend.variant.arithmetic, splits=splits)
+    backend = dataclasses.replace(backend, variant=dataclasses.replace(backend.variant, arithmetic=arithmetic))
+    inputs = make_inputs(Case.parse(case))
+    output = backend.run(inputs)
+    verdict = judge(inputs, output, rules, models=False)
+    assert verdict.kind == "PASS", verdict.message
+    if count > 1:  # a budget that takes the row's maximum for everybody's does not cover it
+        monkeypatch.setattr(terms.InUse, "find", lambda self, piece: self._softmax.maximum[None])
+        narrow = judge(inputs, output, rules, models=False)
+        assert narrow.fault == "mismatch" and narrow.measurements.ratios["element"] > 3
+
+
 def test_accuracy_is_not_asked_of_rows_with_huge_scores() -> None:
     wild = CASE.replace(amplitude=100.0)
     assert judge(*answered(wild), regime(accuracy=1e-4)).fault is None
@@ -99,10 +148,19 @@ def test_accuracy_is_not_asked_of_rows_with_huge_scores() -> None:
 @pytest.mark.parametrize("where", [(0, 0, 0), (1, 1, 2)])
 def test_rows_never_written_are_unwritten(where: tuple[int, int, int]) -> None:
     inputs, output = answered(CASE)
-    inputs.out[where].view(torch.int16).fill_(-1)
+    empty(inputs.out[where])
     verdict = judge(inputs, output, REGIME)
     assert verdict.fault == "unwritten"
     assert f"request {where[0]}, query token {where[1]}, head {where[2]}" in verdict.message
+
+
+@pytest.mark.parametrize("code", [0x7FC0, 0x7FFF, 0xFFC0, 0xFFFF])
+@pytest.mark.parametrize("output_format", ["bf16", "fp16", "fp32"])
+def test_a_nan_that_a_kernel_writes_is_no_unwritten_element(code: int, output_format: str) -> None:
+    rules = regime(arithmetic=dataclasses.replace(ARITHMETIC, output=output_format))
+    inputs, output = answered(CASE, rules)
+    inputs.out[0, 0, 0].view(torch.int16).fill_(code - (1 << 16) if code >> 15 else code)
+    assert judge(inputs, output, rules).fault == "non-finite"
 
 
 def test_an_lse_never_written_is_unwritten() -> None:
@@ -267,6 +325,14 @@ def test_a_pass_that_a_wrong_answer_shares_is_untrusted() -> None:
     assert "the mean of V" in verdict.message
 
 
+def test_a_wrong_lse_that_no_check_could_tell_apart_is_no_evidence_where_the_output_is_the_truth() -> None:
+    # One token: whatever scores are, the output is its V. A score of some 1e-7 is nothing to an fp32 log-sum-exp.
+    one = CASE.replace(lengths=(1,), query_tokens=1)
+    faint, plain = judge(*answered(one.replace(amplitude=1e-7)), REGIME), judge(*answered(one), REGIME)
+    assert faint.kind == "PASS", faint.message
+    assert (faint.measurements.nulls["key-scale-dropped"], plain.measurements.nulls["key-scale-dropped"]) == ("same", "seen")
+
+
 def test_a_wrong_answer_that_is_the_truth_is_no_evidence() -> None:
     verdict = judge(*answered(CASE.replace(lengths=(1,), query_tokens=1)), REGIME)
     assert verdict.kind == "PASS"
@@ -281,13 +347,22 @@ def test_a_plain_case_would_have_seen_every_sensitivity() -> None:
     assert "split-edge-dropped" in verdict.measurements.sensitivities
 
 
+def test_what_the_longest_request_does_not_see_is_asked_of_the_others_that_it_applies_to() -> None:
+    # A needle hides every other token; the second request has no page edge.
+    unseen = CASE.replace(lengths=(150, 9), content="needle", amplitude=10.0, seed=4)
+    verdict = judge(*answered(unseen), REGIME)
+    assert verdict.measurements.sensitivities["page-edge-dropped"] is False
+    seen = judge(*answered(unseen.replace(lengths=(150, 17))), REGIME)
+    assert seen.measurements.sensitivities["page-edge-dropped"] is True
+
+
 def test_rows_are_measured_one_request_or_all_alike() -> None:
     inputs, output = answered(CASE)
     yardstick = measure_truth(inputs.problem(), oracle(inputs.problem()), REGIME)
     error = output.out.double().reshape(yardstick.out.shape) - yardstick.out
-    both, second = measure(yardstick, error, None), measure(yardstick, error[1], None, 1)
-    assert torch.equal(both.z[1], second.z)
-    assert torch.equal(both.worst()[1], second.worst())
+    both, second = measure(yardstick, error, None), measure(yardstick, error[1:], None, [1])
+    assert torch.equal(both.z[1:], second.z)
+    assert torch.equal(both.worst()[1:], second.worst())
 
 
 @pytest.mark.parametrize(("kind", "fault"), [("FAIL", None), ("PASS", "mismatch"), ("FAIL", "odd"), ("GOOD", None)])

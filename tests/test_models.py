@@ -12,7 +12,7 @@ from torch import Tensor
 import harness.weights as weighing
 from harness.case import Case
 from harness.inputs import make_inputs
-from harness.models import NULLS, SENSITIVITIES, View, Wrong
+from harness.models import MODELS, NULLS, SENSITIVITIES, View, Wrong
 from harness.weights import weigh
 from references.oracle import oracle
 from references.problem import Answer, Problem
@@ -24,10 +24,13 @@ CASE = Case(
 NOISE = 1e-11
 
 
-def view_of(case: Case, request: int = 0) -> View:
+def view_of(case: Case, *requests: int) -> View:
     problem = make_inputs(case).problem()
-    out = torch.stack([weigh(problem, index).sum_values(weigh(problem, index).probabilities) for index in range(case.batch)])
-    return View(case=case, weights=weigh(problem, request), out=out, split_edges=[32], tile=16)
+    everything = weigh(problem, tuple(range(case.batch)))
+    out = everything.sum_values(everything.probabilities)
+    requests = requests or (0,)
+    edges = [[32]] * len(requests)
+    return View(case=case, weights=weigh(problem, requests), out=out, truth=out[list(requests)], split_edges=edges, tile=16)
 
 
 def answer_of(view: View, change: Callable[[Problem], Problem]) -> Answer:
@@ -41,9 +44,9 @@ def rows(tensor: Tensor, request: int) -> Tensor:
 def agrees(wrong: Wrong | None, answer: Answer, request: int) -> None:
     assert wrong is not None
     expected = rows(answer.out, request)
-    assert ((wrong.out - expected).norm(dim=-1) <= NOISE * expected.norm(dim=-1)).all()
+    assert ((wrong.out[-1] - expected).norm(dim=-1) <= NOISE * expected.norm(dim=-1)).all()
     if wrong.lse is not None:
-        assert (wrong.lse - rows(answer.lse, request)).abs().max() <= NOISE
+        assert (wrong.lse[-1] - rows(answer.lse, request)).abs().max() <= NOISE
 
 
 def test_the_truth_in_weights_is_the_oracle_and_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +56,7 @@ def test_the_truth_in_weights_is_the_oracle_and_pieces_do_not_matter(monkeypatch
     assert whole.weights.rows is not None and pieces.weights.rows is None
     for view in (whole, pieces):
         agrees(Wrong(out=view.truth, lse=view.weights.lse), oracle(view.weights.problem), 1)
-    tokens = torch.tensor([0, 20, 32])
+    tokens = torch.tensor([[0, 20, 32]])
     assert torch.equal(whole.weights.values(tokens), pieces.weights.values(tokens))
     assert (whole.weights.norms() - pieces.weights.norms()).abs().max() <= NOISE
     assert (whole.weights.magnitudes() - pieces.weights.magnitudes()).abs().max() <= NOISE
@@ -98,7 +101,7 @@ def test_the_query_model_is_the_best_multiple() -> None:
     view = view_of(CASE)
     wrong = NULLS["query-only"].answer(view)
     assert wrong is not None
-    query = view.weights.query[:, :64]
+    query = view.weights.query[..., :64]
     error = ((wrong.out - view.truth) * query).sum()
     assert error.abs() <= NOISE * (view.truth.norm() * query.norm())
 
@@ -141,10 +144,26 @@ def test_a_foreign_page_is_the_answer_with_that_page_read_twice() -> None:
     agrees(SENSITIVITIES["foreign-page"].answer(view), answer_of(view, change), 0)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_requests_side_by_side_answer_what_each_answers_alone(name: str) -> None:
+    model = MODELS[name]
+    case = CASE.replace(lengths=(70, 33, 7))
+    together = model.answer(dataclasses.replace(view_of(case, 0, 1, 2), split_edges=[[32], [32], []]))
+    assert together is not None
+    for request in range(case.batch):
+        alone = model.answer(dataclasses.replace(view_of(case, request), split_edges=[[32]] if request < 2 else [[]]))
+        assert (alone is not None) == (together.applies is None or together.applies[request])
+        if alone is not None:
+            assert (together.out[request] - alone.out[0]).abs().max() <= NOISE
+            assert (together.lse is None) == (alone.lse is None)
+            if together.lse is not None and alone.lse is not None:
+                assert (together.lse[request] - alone.lse[0]).abs().max() <= NOISE
+
+
 def test_models_that_do_not_apply_say_nothing() -> None:
     plain = CASE.replace(heads=1, query_tokens=1, lengths=(1,), page_size=1, cache_scale=1.0, query_scale=1.0)
-    view = dataclasses.replace(view_of(plain), split_edges=[], tile=0)
-    silent = {name for name, model in (NULLS | SENSITIVITIES).items() if model.answer(view) is None}
+    view = dataclasses.replace(view_of(plain), split_edges=[[]], tile=0)
+    silent = {name for name, model in MODELS.items() if model.answer(view) is None}
     assert silent == {
         "other-request", "other-head", "other-token", "value-scale-dropped", "key-scale-dropped", "query-scale-dropped",
         "page-edge-dropped", "tile-edge-dropped", "split-edge-dropped", "foreign-page",

@@ -118,7 +118,9 @@ def test_a_hang_ends_at_its_limit_and_later_ones_sooner(name: str) -> None:
 def test_a_backend_that_cannot_be_made_is_our_error(worker: Worker) -> None:
     result = worker.run(CASE, "python:tests.nowhere")
     assert result.verdict.kind == "ERROR"
-    assert "before the backend ran" in result.verdict.message and "tests.nowhere" in result.verdict.message
+    first, rest = result.verdict.message.split("\n", 1)
+    assert "before the backend ran: " in first and "tests.nowhere" in first  # the cause, where only one line is shown
+    assert "Traceback" in rest
 
 
 def test_crash_after_crash_leaks_nothing(worker: Worker) -> None:

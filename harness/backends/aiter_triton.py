@@ -90,7 +90,19 @@ class AiterTriton:
         rocm = torch.version.hip is not None
         if device.type == "cuda" and self.entry.path and self.entry.path != ("rocm" if rocm else "other"):
             return f"AITER takes another path of {self.entry.function} on this device; this one is its {self.entry.path} path"
-        return self.entry.why_not(case)
+        reason = self.entry.why_not(case)
+        if reason is None and device.type == "cuda" and not rocm:
+            reason = self.entry.why_not_cuda(case)
+        return reason
+
+    @property
+    def public(self) -> tuple[str, str]:
+        """Name the function: its module and itself."""
+        return self._place, self.entry.function
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """Lay out a case as the function's keyword arguments."""
+        return self.entry.arguments(inputs)
 
     def _path(self, modules: AiterModules) -> AbstractContextManager[None]:
         return nullcontext() if self.entry.path == "other" else _rocm_path(modules)

@@ -27,6 +27,9 @@ from harness.inputs import Inputs
 
 #: KV splits of the entry points that leave the count to the caller; vLLM's default of many years.
 SPLITS = 4
+#: Least inner dimension of a dot of 8-bit operands on CUDA: ``min_dot_size`` of Triton's NVIDIA backend. Its AMD backend has
+#: no such limit. A kernel below it ends in a compile error, "Input shapes should have ... K >= 32".
+CUDA_DEPTH = 32
 #: Smallest page of the entry point whose page is its tile: a dot of Triton's needs 16 on each side.
 _LEAST_TILE = 16
 
@@ -45,6 +48,8 @@ class EntryPoint:
     returns_lse: bool
     #: Why a case lies outside its contract, or None.
     why_not: Callable[[Case], str | None]
+    #: The same of a GPU that is not AMD's, beyond what holds everywhere.
+    why_not_cuda: Callable[[Case], str | None]
     #: The call's keyword arguments for a case.
     arguments: Callable[[Inputs], dict[str, Any]]
     #: Which path of AITER's own choice it stands for: "rocm", "other", or "" where there is one for all.
@@ -74,6 +79,18 @@ def _why_not_mla(case: Case) -> str | None:
     pair = (case.query_format, case.cache_format)
     if pair not in {("bf16", "bf16"), ("bf16", "e4m3fn"), ("e4m3fn", "e4m3fn")}:
         return f"takes bf16 or e4m3fn queries with a cache as narrow or narrower, not {pair[0]} with {pair[1]}"
+    return None
+
+
+def _why_not_mla_cuda(case: Case) -> str | None:
+    """Refuse inner dimensions of an fp8 dot that CUDA lacks: K has latent and rope, P V has the page."""
+    short = min(case.page_size, case.rope, case.latent)
+    if case.query_format == "e4m3fn" and short < CUDA_DEPTH:
+        return f"an fp8 dot on CUDA is {CUDA_DEPTH} deep at least: takes no page, latent or rope of {short}"
+    return None
+
+
+def _anywhere(case: Case) -> str | None:
     return None
 
 
@@ -208,6 +225,7 @@ ENTRY_POINTS: Mapping[str, EntryPoint] = {
         ),
         returns_lse=False,
         why_not=_why_not_mla,
+        why_not_cuda=_why_not_mla_cuda,
         arguments=_mla,
         path="",
         lse=_no_lse,
@@ -218,6 +236,7 @@ ENTRY_POINTS: Mapping[str, EntryPoint] = {
         signatures=(_DECODE,),
         returns_lse=True,
         why_not=_why_not_decode,
+        why_not_cuda=_anywhere,
         arguments=_decode,
         path="rocm",
         lse=_decode_lse,
@@ -228,6 +247,7 @@ ENTRY_POINTS: Mapping[str, EntryPoint] = {
         signatures=(_DECODE,),
         returns_lse=True,
         why_not=_why_not_decode,
+        why_not_cuda=_anywhere,
         arguments=_decode,
         path="other",
         lse=_decode_lse,
@@ -238,6 +258,7 @@ ENTRY_POINTS: Mapping[str, EntryPoint] = {
         signatures=(_ROPE,),
         returns_lse=False,
         why_not=_why_not_rope,
+        why_not_cuda=_anywhere,
         arguments=_rope,
         path="",
         lse=_no_lse,

@@ -23,7 +23,8 @@ from torch import Tensor
 from harness.backends.protocol import Backend, Output, Unsupported
 from harness.case import Case
 from harness.inputs import Inputs, make_inputs
-from references.formats import FORMATS
+from harness.memory import unwritten
+from references.formats import FORMATS, as_integers
 
 Check = Callable[[Backend, torch.device, Sequence[Case]], list[str]]
 
@@ -40,7 +41,6 @@ PROBES: tuple[Case, ...] = (
     Case(heads=16, lengths=(64, 3), lse=False, placement="high"),
     Case(heads=16, lengths=(64,), query_format="fp16", cache_format="bf16"),
 )
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def names_itself(backend: Backend, device: torch.device, probes: Sequence[Case]) -> list[str]:
@@ -73,7 +73,7 @@ def refuses_what_it_cannot(backend: Backend, device: torch.device, probes: Seque
         if backend.why_not(case, device) is None:
             continue
         inputs = _inputs(backend, case, device)
-        before = inputs.out.view(_BITS[inputs.out.element_size()]).clone()
+        before = as_integers(inputs.out).clone()
         try:
             backend.run(inputs)
         except Unsupported:
@@ -144,13 +144,12 @@ def keeps_its_policy_for_empty_rows(backend: Backend, device: torch.device, prob
     for case, inputs, output in _answers(backend, device, [case for case in probes if min(case.lengths) < case.query_tokens]):
         looked = True
         empty = ~_seeing(case, inputs.device)
-        out = output.out.view(_BITS[output.out.element_size()])[empty]
         if policy == "zeros":
             if output.out.float()[empty].abs().max() != 0:
                 found.append(f"rows that see nothing are not zero: {case}")
             if output.lse is not None and not (output.lse[empty] == -torch.inf).all():
                 found.append(f"the log-sum-exp of rows that see nothing is not -inf: {case}")
-        elif policy == "untouched" and not (out == -1 if out.dtype != torch.uint8 else out == 0xFF).all():
+        elif policy == "untouched" and not unwritten(output.out[empty]).all():
             found.append(f"rows that see nothing were written, and the policy is 'untouched': {case}")
     return found if looked or policy == "undefined" else [f"no probe inside the contract has empty rows ({policy})"]
 
@@ -168,8 +167,7 @@ def repeats_itself(backend: Backend, device: torch.device, probes: Sequence[Case
         seeing = _seeing(case, inputs.device)
         rows = ... if backend.capabilities.empty_rows == "zeros" else seeing
         for name, one, two in zip(("out", "lse"), first, second, strict=False):
-            bits = _BITS[one.element_size()]
-            if not torch.equal(one.view(bits)[rows], two.view(bits)[rows]):
+            if not torch.equal(as_integers(one)[rows], as_integers(two)[rows]):
                 found.append(f"{name} differs between two runs on the same inputs: {case}")
     return found
 
@@ -181,8 +179,8 @@ def reads_the_tables(backend: Backend, device: torch.device, probes: Sequence[Ca
         first = output.out.clone()
         inputs.out.fill_(torch.nan)
         blind = dataclasses.replace(inputs, slots=torch.zeros_like(inputs.slots))
-        bits, seeing = _BITS[first.element_size()], _seeing(case, inputs.device)
-        if not torch.equal(first.view(bits)[seeing], backend.run(blind).out.view(bits)[seeing]):
+        seeing = _seeing(case, inputs.device)
+        if not torch.equal(as_integers(first)[seeing], as_integers(backend.run(blind).out)[seeing]):
             found.append(f"out changes with inputs.slots, which is the truth's own map: {case}")
     return found
 

@@ -80,6 +80,10 @@ def cdiv(x: Any, div: Any) -> Any:
     return (x + (div - 1)) // div
 
 
+#: 1 / ln 2, a constant of the kernel's own fp32.
+_LOG2E = 1.4426950408889634
+
+
 def _elementary(function: Callable[[Array], Array], name: str, narrow: bool = False) -> Callable[..., Tensor]:
     def apply(x: Any, *_: Any, **__: Any) -> Tensor:
         source = tensor(x)
@@ -96,7 +100,7 @@ def _elementary(function: Callable[[Array], Array], name: str, narrow: bool = Fa
 
 
 exp2 = _elementary(np.exp2, "exp2")
-exp = _elementary(np.exp, "exp")
+_exp = _elementary(np.exp, "exp")
 log2 = _elementary(np.log2, "log2")
 log = _elementary(np.log, "log")
 sqrt = _elementary(np.sqrt, "sqrt")
@@ -107,6 +111,12 @@ cos = _elementary(np.cos, "cos")
 floor = _elementary(np.floor, "floor", narrow=True)
 ceil = _elementary(np.ceil, "ceil", narrow=True)
 sigmoid = _elementary(lambda x: 1 / (1 + np.exp(-x)), "sigmoid")
+
+
+def exp(x: Any, *rest: Any, **named: Any) -> Tensor:
+    """Raise e to it: of fp32, as the AMD backend does, two to its product with 1 / ln 2, which is rounded."""
+    source = tensor(x)
+    return exp2(source * _LOG2E) if source.kind is FP32 else _exp(source, *rest, **named)
 
 
 def absolute(x: Any) -> Tensor:

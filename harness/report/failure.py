@@ -1,26 +1,43 @@
-"""The failure panel: what failed, how badly, where in the output, what is needed for it, what to run.
+"""A failure as its panel and as its line of the ledger: what failed, how badly, where, what is needed for it, what to run.
 
-1. It reads from the general to the particular; its last line is the command that replays the case.
+1. The panel reads from the general to the particular; its last line is the command that replays the case.
+2. The line holds what a report shows of the failure elsewhere and later: the explanation, grids of the error, the
+   neighbour, the script, the command.
+3. Neither is worth a verdict: what cannot be made is left out, and said.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from harness.backends.protocol import Backend
-from harness.explain import explain
+from harness.case import Case
+from harness.explain import explain, explain_crash, explain_violations, told
 from harness.inputs import make_inputs
-from harness.regimes import ABOUT_GRAPH, GRAPH, RELATIONS, Regimes
+from harness.measure import CHECKS
+from harness.regimes import ABOUT_GRAPH, ABOUT_REFUSAL, GRAPH, REFUSAL, RELATIONS, Regimes
+from harness.relations import between
+from harness.report.evidence import Grid, grids
 from harness.repro import replay_command
 from harness.run import Result
 from harness.script.text import in_words
 from harness.search import Finding
+from harness.serving.search import TraceFinding
+from harness.serving.trace import trace_of
 
 #: Passing neighbours that are named beside the smallest.
 OTHERS = 4
+#: Worst rows and elements that a panel lists; the repro has more.
+WORST_ROWS, WORST_ELEMENTS = 1, 2
+#: Longest script that goes into a ledger, characters; a longer one stays the file that it is.
+LONGEST_SCRIPT = 200_000
 #: Faults of an answer, which can be looked at; the others left none, or are not about numbers.
 _ANSWERS = frozenset({"mismatch", "inaccurate", "non-finite", "unwritten"})
+#: Faults that left no answer, and those of memory that the kernel does not own.
+_LOST, _TOUCHED = frozenset({"crash", "hang"}), frozenset({"input-changed", "guard-touched"})
 
 
 def look(result: Result, backend: Backend, regimes: Regimes, *, device: str) -> list[str]:
@@ -32,21 +49,99 @@ def look(result: Result, backend: Backend, regimes: Regimes, *, device: str) -> 
         regimes: the rules it was judged by.
         device: where it ran.
     """
-    if result.verdict.fault not in _ANSWERS or result.relation is not None:
+    fault = result.verdict.fault
+    repeated = result.relation == "repeat" and fault in _ANSWERS | {"nondeterministic"}
+    if not repeated and (fault not in _ANSWERS | _LOST | _TOUCHED or result.relation is not None):
         return []
     try:
+        if fault in _LOST:  # the kernel is not run again: it may take this process with it
+            lost = explain_crash(result.case, regimes.of(result.backend, result.case).arithmetic)
+            return told(lost, "it reads outside memory, or does not end, on this case too")
         inputs = make_inputs(result.case, device=device, output_format=backend.capabilities.output_format)
         arithmetic = regimes.of(result.backend, result.case).arithmetic
-        return str(explain(inputs, backend.run(inputs), arithmetic, rerun=backend.run)).splitlines()
+        before = []
+        if repeated:  # as the relation does: another call in between
+            made = make_inputs(between(result.case), device=device, output_format=backend.capabilities.output_format)
+            before.append(made)
+            backend.run(made)
+        output = backend.run(inputs)
+        if fault in _TOUCHED:
+            touched = [(violation.fault, violation.buffer) for violation in inputs.violations()]
+            return told(explain_violations(result.case, arithmetic, touched), "it writes the same buffer on this case too")
+        return str(explain(inputs, output, arithmetic, before=before, rerun=None if before else backend.run)).splitlines()
     except Exception as error:  # an explanation is worth no verdict
         return [f"no explanation: {type(error).__name__}: {error}"]
+
+
+def failure_fields(
+    result: Result,
+    backend: Backend,
+    regimes: Regimes,
+    *,
+    device: str,
+    finding: Finding | TraceFinding | None,
+    looks: Sequence[str],
+    notes: Sequence[str],
+) -> Mapping[str, Any]:
+    """State what a report shows of a failing result, for the ledger.
+
+    Args:
+        result: what became of the case.
+        backend: who answered; a wrong answer is asked for again in this process.
+        regimes: the rules it was judged by.
+        device: where it ran.
+        finding: how it was shrunk, if it was.
+        looks: lines about where it is wrong and what it looks like.
+        notes: lines about what was saved.
+    """
+    walk = finding.walk if isinstance(finding, Finding) else None
+    laid: list[Grid] = []
+    if result.verdict.fault in _ANSWERS and result.relation is None:
+        shown = {"smallest": result.case}
+        if isinstance(finding, Finding) and finding.first != result.case:
+            shown["first"] = finding.first
+        for role, case in shown.items():
+            laid += _laid(case, backend, regimes, device, role)
+    script = next((note.removeprefix("script: ") for note in notes if note.startswith("script: ")), "")
+    return {
+        "backend": result.backend,
+        "regime": result.regime,
+        "case": str(result.case),
+        "relation": result.relation,
+        "device": device,
+        "command": replay_command(result.case, result.backend, device, result.relation),
+        "looks": list(looks),
+        "notes": list(notes),
+        "grids": laid,
+        "first": str(finding.first) if finding else None,
+        "neighbour": str(walk.neighbour) if walk and walk.neighbour else None,
+        "difference": walk.difference if walk else "",
+        "others": list(walk.others[:OTHERS]) if walk else [],
+        "complete": finding.walk.complete if finding else True,
+        "script": _read(script),
+    }
+
+
+def _laid(case: Case, backend: Backend, regimes: Regimes, device: str, role: str) -> tuple[Grid, ...]:
+    try:
+        return grids(case, backend, regimes.of(backend.name, case), device=device, role=role)
+    except Exception:  # a picture is worth no verdict
+        return ()
+
+
+def _read(path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8") if path else ""
+    except OSError:
+        return ""
+    return text if len(text) <= LONGEST_SCRIPT else ""
 
 
 def panel(
     result: Result,
     *,
     device: str,
-    finding: Finding | None = None,
+    finding: Finding | TraceFinding | None = None,
     looks: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> str:
@@ -62,16 +157,44 @@ def panel(
     verdict = result.verdict
     head = f"{verdict.kind}{f' {verdict.fault}' if verdict.fault else ''}: {result.backend} × {result.regime or 'no regime'}"
     ran = ", ".join(f"{key} {value}" for key, value in result.what_ran.items())
-    about = {**RELATIONS, GRAPH: ABOUT_GRAPH}
-    related = f"  relation        {result.relation}: {about[result.relation]}" if result.relation else ""
-    lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else []), ""]
-    lines += [textwrap.indent(verdict.message.rstrip(), "  ")]
+    about = {**RELATIONS, GRAPH: ABOUT_GRAPH, REFUSAL: ABOUT_REFUSAL}
+    related = f"  relation        {result.relation}: {about[result.relation]}" if result.relation in about else ""
+    lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else []), *_steps(result), ""]
+    lines += [f"  {line}" for line in badly(result)]
     lines += [f"  ran: {ran}"] if ran else []
     lines += [f"  {line}" for line in looks]
     if finding is not None:
-        lines += ["", *_shrunk(finding)]
+        lines += ["", *(_shrunk(finding) if isinstance(finding, Finding) else _shortened(finding))]
     lines += [f"  {note}" for note in notes]
     return "\n".join([*lines, replay_command(result.case, result.backend, device, result.relation)])
+
+
+def badly(result: Result) -> list[str]:
+    """Say how badly a case failed: each check that it breaks, and the worst rows and elements; else the verdict's words."""
+    measured = result.verdict.measurements
+    broken = {name: ratio for name, ratio in measured.ratios.items() if not ratio <= 1}
+    if not broken or not measured.worst_rows:
+        return result.verdict.message.rstrip().splitlines()
+    lines = [f"{CHECKS[name]}: {name} {ratio:.3g} of its limit" for name, ratio in broken.items()]
+    return lines + [str(found) for found in (*measured.worst_rows[:WORST_ROWS], *measured.worst_elements[:WORST_ELEMENTS])]
+
+
+def _steps(result: Result) -> list[str]:
+    """List the steps of a serving trace; the case above is its last decode."""
+    trace = trace_of(result.relation)
+    if trace is None:
+        return []
+    where = result.verdict.message.partition(":")[0]
+    at = [f"  wrong at {where}"] if where.startswith("step ") else []
+    return ["", f"  {trace.about}:", *(f"    {line}" for line in trace.lines), *at]
+
+
+def _shortened(finding: TraceFinding) -> list[str]:
+    first, walk = finding.first, finding.walk
+    lines = [f"  first seen in a trace of {len(first.steps)} steps: {first}"] if first != walk.trace else []
+    if not walk.complete:
+        lines.append("  the time for shrinking ended first: a shorter trace may fail too (mla-gate shrink walks on)")
+    return lines
 
 
 def _shrunk(finding: Finding) -> list[str]:

@@ -11,7 +11,8 @@ import triton
 
 from harness.emulation import emulate
 from harness.emulation.interpreter import TRITON_RELEASE, interpreted, mended
-from tests.emulation.portable_cases import CASES, Case, difference, launch
+from tests.emulation.portable_case import Case, difference, launch
+from tests.emulation.portable_cases import CASES
 
 _ML = {
     torch.bfloat16: ml_dtypes.bfloat16, torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn, torch.float8_e5m2: ml_dtypes.float8_e5m2,

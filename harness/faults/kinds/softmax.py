@@ -56,6 +56,13 @@ def output_truncated(scene: Scene, stored: tuple[Tensor, Tensor, Tensor]) -> tup
     return _truncate(stored[0]), stored[1], stored[2]
 
 
+def last_truncated(scene: Scene, stored: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Truncate the last latent element to bf16, where a vector's tail is converted by itself."""
+    out = stored[0].clone()
+    out[..., -1] = _truncate(out[..., -1])
+    return out, stored[1], stored[2]
+
+
 def partials_truncated(scene: Scene, pair: Pair) -> Pair:
     """Truncate the partial outputs to six bits, as fp16 of a narrower kind would."""
     return (pair[0].contiguous().view(torch.int32) & -(1 << 18)).view(torch.float32), pair[1]
@@ -171,6 +178,9 @@ FAULTS = (
           acts={"probabilities": note_numerators, "rounded": truncated}),
     Fault(name="output-truncated", kind="U", report="Triton interpreter (fp32 to bf16)",
           what="the output is truncated to bf16", needs="any tokens", acts={"store": output_truncated}),
+    Fault(name="last-element-truncated", kind="U", report="Triton interpreter (fp32 to bf16)",
+          what="the last latent element is truncated to bf16, the others rounded", needs="any tokens", variant="p-fp32",
+          acts={"store": last_truncated}),
     Fault(name="partials-truncated", kind="U", report="ROCm/aiter #4163", what="partial outputs lose their last bits",
           needs="any tokens", acts={"partials": partials_truncated}),
     Fault(name="stale-maximum", kind="P", report="Dao-AILab/flash-attention #2716",
