@@ -47,8 +47,8 @@ def shard_of(items: Sequence[pytest.Item], plan: Plan, shard: int, size: int) ->
     if size > len(units):
         named = ", ".join(f"{backend} × {regime}" for backend, regime in units) or "none"
         raise pytest.UsageError(
-            f"--shard {shard}/{size}: a run is split by the rows of its table, and of this one there are {len(units)} ({named}): "
-            f"ask for {len(units)} shards at most"
+            f"--shard {shard}/{size}: a run is split by the rows of its table, and of this one there are {len(units)} "
+            f"({named}): ask for {len(units)} shards at most"
         )
     mine = set(units[shard - 1 :: size])
     return units, [item for unit, several in held.items() if unit in mine for item in several]
