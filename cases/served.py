@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 
 from harness.acceptance import acceptance
@@ -29,6 +30,8 @@ def serve(gate: Gate, pair: Pair) -> search.Served:
         return gate.isolation.run(trace.case, pair.backend, str(trace))
 
     served = search.serve(pair, gate.profile, run, gate.record, device=gate.plan.device, seed=seed)
+    if served.finding is not None and gate.excuses(served.finding.result):
+        return dataclasses.replace(served, finding=None)
     if served.finding is not None:
         gate.ledger.write("finding", **result_line(served.finding.result, "shrink"), first=str(served.finding.first))
     return served
