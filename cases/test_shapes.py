@@ -16,7 +16,7 @@ EXPLAINED = 2
 def test_backend_agrees_on_the_production_shapes(mla_gate: Gate, backend: Backend, row: ShapeRow) -> None:
     said, names = [], []
     for shape in shapes(mla_gate, row, backend):
-        result = mla_gate.ask(shape.case, backend, "pinned")
+        result = mla_gate.ask(shape.case, backend, "shapes")
         if result.verdict.kind in ("FAIL", "ERROR") and not mla_gate.excuses(result):
             names.append(shape.name)
             if len(said) < EXPLAINED:

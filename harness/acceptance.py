@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.backends.protocol import Backend
+from harness.backends.protocol import Backend, accepts
 from harness.case import Case
 from harness.known import covering
 from harness.regimes import Regime
@@ -25,5 +25,5 @@ def acceptance(regime: Regime, backend: Backend, device: torch.device | str = "c
     """Make the question whether a case may be asked."""
     device = torch.device(device)
     return lambda case: (
-        case in regime.where and backend.why_not(case, device) is None and not covering(backend.name, case, regime.name)
+        case in regime.where and accepts(backend, case, device) and not covering(backend.name, case, regime.name)
     )

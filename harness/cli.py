@@ -92,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         add("routes", cli_routes.routes, "List the routes of engines to kernels, or check some against the kernels' contracts.")
     )
 
+    shown = add(
+        "demo", _demo, "Break a kernel on purpose, and watch it be found, shrunk, explained and replayed.", as_json=False
+    )
+    shown.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: a GPU where there is one)")
+    shown.add_argument("--folder", type=Path, default=Path(".mla-gate/demo"), metavar="DIR",
+                       help="where its files go (default: .mla-gate/demo)")  # fmt: skip
+
     run = add("run", _run, "Run the gate: what pytest does on the cases, with its options and those of the plugin: "
               "--seed, --device, --examples, --repro-dir, -n 2, -k …; `pytest -p harness.plugin --help` lists them all.",
               as_json=False)  # fmt: skip
@@ -137,6 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--fail-on", choices=("new", "all"), default="new",
                          help="what ends it with status 1: new failures, or all of the change (default: new)")  # fmt: skip
     return parser
+
+
+def _demo(given: Any) -> int:
+    from harness.demo import demo
+
+    return demo(given)
 
 
 def _backends(given: Any) -> int:
@@ -190,14 +203,25 @@ def _rule(rule: Any) -> str:
     return " or ".join(map(str, rule)) if isinstance(rule, tuple) else str(rule)
 
 
+class _Interrupts:
+    """Sees whether a session was interrupted; pytest's own status for that is also the one of a fault in collection."""
+
+    seen = False
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        """Hear of what ended a session early."""
+        self.seen = self.seen or excinfo.type is KeyboardInterrupt
+
+
 def _run(given: Any) -> int:
     import pytest
 
     options = ["-p", "harness.plugin", str(CASES), "--profile", given.profile]
     options += [text for name in given.backend for text in ("--backend", name)]
     options += [text for name in given.regime for text in ("--regime", name)]
-    status = int(pytest.main([*options, *given.rest]))
-    return status if status in (0, 1) else 130 if status == pytest.ExitCode.INTERRUPTED else 2
+    watch = _Interrupts()
+    status = int(pytest.main([*options, *given.rest], plugins=[watch]))
+    return status if status in (0, 1) else 130 if watch.seen else 2
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ def explain(
     hard = (bound.hard, bound.lse_hard)
     end = began + patience
     found: list[Candidate] = []
-    singles, untried = rank(trial, [(name,) for name in wrong.likely()], actual, scale, hard, end)
+    # With a call before, the mistakes that need one come first; without one they could not have shown.
+    likely = sorted(wrong.likely(), key=lambda name: bool(before) != FAULTS[name].history)
+    singles, untried = rank(trial, [(name,) for name in likely], actual, scale, hard, end)
     found += singles
     tried = len(FAULTS) - untried
     close = sorted((one for one in singles if one.residual < residual), key=lambda one: one.residual)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.backends.protocol import Backend, Output
+from harness.backends.protocol import Backend, Output, accepts
 from harness.cache import pool_pages
 from harness.case import Case
 from harness.compilations import compiled
@@ -135,7 +135,10 @@ def run_graph(
         return answer
 
     for about, each in kept[1:]:
-        laid = _lay(memory, each, backend, device)
+        try:
+            laid = _lay(memory, each, backend, device)
+        except NotEnoughMemory as short:  # what the graph keeps is missing now
+            return result(Verdict(kind="UNSUPPORTED", message=f"{about}: {short}"), regime.name, seconds, first)
         _, failed, _ = run_backend(again, laid, on_stage)
         found = failed or judged(laid, answer, backend, regimes.of(backend.name, each))
         if found.kind not in ("PASS", "UNTRUSTED"):
@@ -161,7 +164,7 @@ def _accepted(case: Case, backend: Backend, regimes: Regimes, device: torch.devi
         regimes.of(backend.name, case)
     except NoRegime:
         return False
-    return backend.why_not(case, device) is None
+    return accepts(backend, case, device)
 
 
 def _memory(cases: list[Case], backend: Backend, device: torch.device) -> Inputs:

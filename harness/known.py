@@ -42,6 +42,14 @@ def _pool_bytes(case: Case) -> int:
     return pages * (case.page_size * row + case.page_padding * FORMATS[case.cache_format].storage.itemsize)
 
 
+def _hides_a_page_from_sunken_scores(case: Case) -> bool:
+    """Tell whether a query token that sees something does not see the last page, and may have scores below -103 only."""
+    low = case.amplitude >= 30 or (case.content == "sunken" and case.amplitude > 1.7)
+    edges = ((length - 1) // case.page_size * case.page_size for length in case.lengths if length)
+    starts = zip((length for length in case.lengths if length), edges, strict=True)
+    return low and any(0 < edge and length - case.query_tokens + 1 <= edge for length, edge in starts)
+
+
 #: What a region of fields cannot say, by name.
 CONDITIONS: Mapping[str, Callable[[Case], bool]] = MappingProxyType(
     {
@@ -51,6 +59,7 @@ CONDITIONS: Mapping[str, Callable[[Case], bool]] = MappingProxyType(
         "the pool is above 2^31 elements": lambda case: (
             _pool_bytes(case) // FORMATS[case.cache_format].storage.itemsize > 1 << 31
         ),
+        "a query token sees scores below -103 only, and not the last page": _hides_a_page_from_sunken_scores,
     }
 )
 

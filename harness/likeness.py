@@ -140,10 +140,12 @@ def rank(
         if any(violates(name) for name in names):
             continue
         try:
-            rated = [
-                Candidate(names=names, residual=scale.distance(actual, answer), within_rounding=agree(actual, answer, hard))
-                for answer in trial.answers(names)
-            ]
+            rated: list[Candidate] = []
+            for answer in trial.answers(names):
+                near = agree(actual, answer, hard)
+                rated.append(Candidate(names=names, residual=scale.distance(actual, answer), within_rounding=near))
+                if near:
+                    break
         except (IllegalAccess, Hang, IndexError, RuntimeError):
             continue
         found.append(min(rated, key=lambda one: one.residual))

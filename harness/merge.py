@@ -55,8 +55,8 @@ def merge(paths: Iterable[Path | str]) -> Merged:
     return merge_ledgers(read_all(paths))
 
 
-def merge_ledgers(read: Iterable[Ledger]) -> Merged:
-    """Merge ledgers that have been read.
+def merge_ledgers(read: Iterable[Ledger], *, whole: bool = True) -> Merged:
+    """Merge ledgers that have been read; ``whole`` says whether shards that are not among them are missing.
 
     Raises:
         LedgerError: if there is none, or if shards do not belong together.
@@ -65,7 +65,7 @@ def merge_ledgers(read: Iterable[Ledger]) -> Merged:
     if not ledgers:
         raise LedgerError("there is no ledger to merge")
     splits = [line for ledger in ledgers for line in ledger.lines if line["kind"] == "split"]
-    missing = _missing(splits)
+    missing = _missing(splits) if whole else []
     lines = [line for ledger in ledgers for line in ledger.lines] + [line for _, line in missing]
     order = {unit: place for split in splits for place, unit in enumerate(_units(split))}
     # Rows stand in the order in which they are first named: that of the run, whichever shard came first.

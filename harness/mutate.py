@@ -57,17 +57,26 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def report(backend_name: str, fates: Sequence[Fate], known: Mapping[Key, str]) -> tuple[str, float]:
-    """Print the score and the survivors; with the score."""
-    survivors = [fate for fate in fates if fate.end == "survived"]
+def report(backend_name: str, fates: Sequence[Fate], known: Mapping[Key, str], *, part: bool = False) -> tuple[str, float]:
+    """Print the score and the survivors; with the score.
+
+    Args:
+        backend_name: whose kernel.
+        fates: of the mutants.
+        known: recorded equivalents, by key, with their reason.
+        part: whether only some regimes were asked, so that a line which no case executes may be another regime's.
+    """
+    unreached = [fate for fate in fates if fate.end == "unreached"]
+    survivors = [fate for fate in fates if fate.end == "survived" or (fate.end == "unreached" and not part)]
     open_ones = [fate for fate in survivors if fate.mutant.key not in known]
     stillborn = [fate for fate in fates if fate.end == "stillborn"]
-    counted = len(fates) - len(stillborn) - (len(survivors) - len(open_ones))
+    counted = len(fates) - len(stillborn) - (len(survivors) - len(open_ones)) - len(unreached) * part
     caught = [fate for fate in fates if fate.end == "caught"]
     score = len(caught) / max(1, counted)
     lines = [
         f"{backend_name}: {len(caught)} of {counted} mutants caught, {score:.1%}; "
-        f"{len(survivors) - len(open_ones)} equivalent, {len(stillborn)} stillborn, {len(open_ones)} survive",
+        f"{len(survivors) - len(open_ones)} equivalent, {len(stillborn)} stillborn, {len(open_ones)} survive"
+        + (f"; {len(unreached)} stand in lines that no case executes" if unreached else ""),
         "",
         "| operator | caught | survive | equivalent | stillborn |",
         "|---|---|---|---|---|",
@@ -77,7 +86,7 @@ def report(backend_name: str, fates: Sequence[Fate], known: Mapping[Key, str]) -
         ends = [
             sum(fate.end == "caught" for fate in own),
             sum(fate in open_ones for fate in own),
-            sum(fate.end == "survived" and fate not in open_ones for fate in own),
+            sum(fate in survivors and fate not in open_ones for fate in own),
             sum(fate.end == "stillborn" for fate in own),
         ]
         lines.append(f"| {name} | " + " | ".join(map(str, ends)) + " |")
@@ -86,7 +95,8 @@ def report(backend_name: str, fates: Sequence[Fate], known: Mapping[Key, str]) -
     lines += ["", "caught by: " + ", ".join(f"{name} {number}" for name, number in by.most_common())]
     if cases:
         lines.append(f"median after {cases[len(cases) // 2]} cases, at most {cases[-1]}")
-    lines += [f"survives: {fate.mutant}\n    {fate.mutant.text}" for fate in open_ones]
+    for fate in open_ones:
+        lines.append(f"survives{' unreached' * (fate.end == 'unreached')}: {fate.mutant}\n    {fate.mutant.text}")
     wrong = [fate for fate in caught if fate.mutant.key in known]
     lines += [f"recorded as equivalent, yet caught by {fate.by}: {fate.mutant}" for fate in wrong]
     return "\n".join(lines), score
@@ -129,11 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         processes=options.processes,
         regimes=options.regime,
     )
-    text, _ = report(options.backend, fates, known)
+    text, _ = report(options.backend, fates, known, part=bool(options.regime))
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(one.ru_utime + one.ru_stime for one in spent)
     print(f"{text}\n\n{time.monotonic() - began:.0f} s on {options.processes} processes, {cpu:.0f} s of CPU time")
-    return 1 if any(fate.end == "survived" and fate.mutant.key not in known for fate in fates) else 0
+    alive = ("survived",) if options.regime else ("survived", "unreached")
+    return 1 if any(fate.end in alive and fate.mutant.key not in known for fate in fates) else 0
 
 
 if __name__ == "__main__":

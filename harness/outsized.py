@@ -53,7 +53,7 @@ class Shape:
         longer = [length for length in (self.shortest + 1, *table) if self.shortest < length <= TIMES * self.shortest]
         drawn = [self.shortest] * self.batch
         # As many choices as there are longer requests, so that fewer of them is simpler.
-        for _ in range(index(LONGER + 1)):
+        for _ in range(index(LONGER + 1) if longer else 0):
             drawn[index(self.batch)] = longer[index(len(longer))]
         return tuple(drawn)
 
@@ -67,7 +67,7 @@ def shapes(
     heads: Sequence[int],
     query_tokens: Sequence[int],
 ) -> tuple[Shape, ...]:
-    """List the shapes of a regime, plainest first, weighted by repetition; none where its plain case fits the profile.
+    """List the shapes of a regime, plainest first, weighted by repetition; none where the plainest one fits the profile.
 
     Args:
         plain: the plainest case that is accepted.
@@ -75,8 +75,8 @@ def shapes(
         accepts: whether a case may be asked; of two lengths, if the shorter is taken so is the longer.
         batches, heads, query_tokens: what may be drawn.
     """
-    tokens = sum(plain.lengths)
-    if tokens <= profile.tokens and tokens * plain.heads * plain.query_tokens <= profile.scores:
+    smallest = _shape(plain, accepts, plain.batch, plain.heads, plain.query_tokens)
+    if smallest is None or (smallest.batch * smallest.shortest <= profile.tokens and smallest.scores <= profile.scores):
         return ()
     choices = product(*(sorted(set(values)) for values in (batches, heads, query_tokens)))
     found = [shape for choice in choices if (shape := _shape(plain, accepts, *choice)) is not None]

@@ -116,6 +116,8 @@ def make_plan(
         for regime in regimes.for_backend(backend.name)
         if not wanted or regime.name in wanted
     )
+    for pair in pairs:
+        _check_output(pair.backend, pair.regime, regimes)
     idle = wanted - {pair.regime.name for pair in pairs}
     if idle:
         raise PlanError(f"regime {', '.join(sorted(idle))} covers none of the backends {', '.join(made)}")
@@ -165,9 +167,21 @@ def _baseline(name: str, baseline: str, regimes: Regimes, place: torch.device) -
         raise PlanError(f"--baseline {baseline} is no backend ({tried[0]}) and no version of {stem} ({tried[1]})")
     if place.type not in made.capabilities.devices:
         raise PlanError(f"the baseline {made.name} runs on {' and '.join(sorted(made.capabilities.devices))}, not on {place}")
-    if not regimes.for_backend(made.name):
+    rows = regimes.for_backend(made.name)
+    if not rows:
         raise PlanError(f"the baseline {made.name} has no regime: add a row to {regimes.path}")
+    for row in rows:
+        _check_output(made, row, regimes)
     return made
+
+
+def _check_output(backend: Backend, regime: Regime, regimes: Regimes) -> None:
+    """Check that a row says of a backend's output what the backend says of it."""
+    said, own = regime.arithmetic.output, backend.capabilities.output_format
+    if said != own:
+        raise PlanError(
+            f"{regimes.path}: regime {regime.name!r} says the output of {backend.name} is {said}, and it is {own}: mend the row"
+        )
 
 
 def _named(names: Sequence[str]) -> dict[str, Backend]:

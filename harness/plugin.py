@@ -31,6 +31,7 @@ _GATE = pytest.StashKey["Gate"]()
 _RUN = pytest.StashKey[dict[str, Any]]()
 _LOST = pytest.StashKey[list[Any]]()
 _FAULT = pytest.StashKey[pytest.UsageError]()
+_UNITS = pytest.StashKey[list[tuple[str, str]]]()
 #: The gate's own suite.
 CASES = Path(__file__).resolve().parent.parent / "cases"
 
@@ -90,8 +91,9 @@ def planned(config: pytest.Config) -> Gate | None:
         return None
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """End a session whose run cannot be planned (within a file it would be that file's error); leave out what asks nothing."""
+    """End a session whose run cannot be planned (within a file it would be that file's error); leave out what is not asked."""
     if _FAULT in config.stash:
         raise config.stash[_FAULT]
     # Where nothing is to be asked, pytest makes a test that it skips; a skip would look green.
@@ -99,6 +101,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if empty:
         config.hook.pytest_deselected(items=empty)
         items[:] = [item for item in items if item not in empty]
+    shard = config.getoption("--shard")
+    if shard and items:
+        from harness.shards import shard_of
+
+        config.stash[_UNITS], mine = shard_of(items, gate_of(config).plan, *shard)
+        config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+        items[:] = [item for item in items if item in mine]
 
 
 def _asks_nothing(item: pytest.Item) -> bool:
@@ -156,6 +165,9 @@ def mla_gate(request: pytest.FixtureRequest) -> Gate:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Write down which pairs this session means to gate."""
+    if _UNITS in session.config.stash and not session.config.option.collectonly:
+        shard, size = session.config.getoption("--shard")
+        gate_of(session.config).ledger.write("split", shard=shard, of=size, units=session.config.stash[_UNITS])
     from_items = [getattr(item, "callspec", None) for item in session.items]
     pairs = {str(spec.params["pair"]): spec.params["pair"] for spec in from_items if spec and "pair" in spec.params}
     if pairs and not session.config.option.collectonly:
@@ -199,6 +211,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     beside = section(comparisons(lines))
     for line in (*table(found), *notes(found), *left_out(lines), *beside, "", verdict(found)):
         terminalreporter.write_line(line)
+    if shard := config.getoption("--shard"):
+        part = f"shard {shard[0]} of {shard[1]}: mla-gate report LEDGER… puts the parts together"
+        terminalreporter.write_line(part)
     terminalreporter.write_line(
         f"profile {config.getoption('--profile')}, --seed {shared['seed']}, ledger {_relative(_folder(config), config)}"
     )
@@ -215,7 +230,7 @@ def _reports(config: pytest.Config) -> list[str]:
     from harness.report.forms import write_forms
 
     try:
-        merged = merge_ledgers(_ledgers(config))
+        merged = merge_ledgers(_ledgers(config), whole=False)  # other shards are asked elsewhere
         lost = tuple(_lost(config))
         return write_forms(dataclasses.replace(merged, lines=(*merged.lines, *lost)), html_file=Path(path) if path else None)
     except Exception as error:  # the verdict is printed by now, and stays

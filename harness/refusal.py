@@ -22,7 +22,7 @@ from harness.case import Case, CaseError
 from harness.inputs import make_inputs
 from harness.memory import NotEnoughMemory
 from harness.regimes import REFUSAL
-from harness.run import Listener, Result
+from harness.run import Listener, Result, why_not
 from harness.verdict import Verdict
 
 #: Axes of numbers, beside those of ``strategies.AXES``.
@@ -37,8 +37,8 @@ def rejected(backend: Backend, device: torch.device, count: int, *, seed: int) -
     """Choose cases that the backend says it cannot do; at most ``count``, each reason once before any twice."""
     groups: dict[str, list[Case]] = {}
     for case in _around():
-        reason = backend.why_not(case, device)
-        if reason is not None:
+        reason = why_not(backend, case, device)
+        if isinstance(reason, str):  # a contract that raises is no word on it: the searches ask such cases, and say so
             groups.setdefault(_shape(reason), []).append(case)
     draw = random.Random(seed)
     for cases in groups.values():
@@ -50,7 +50,9 @@ def rejected(backend: Backend, device: torch.device, count: int, *, seed: int) -
 def refusal(case: Case, backend: Backend, device: torch.device, *, on_stage: Listener = lambda stage: None) -> Result:
     """Ask a backend for a case that it rejects; ``on_stage`` hears "run" before the backend runs and "judge" after."""
     began = time.perf_counter()
-    reason = backend.why_not(case, device)
+    reason = why_not(backend, case, device)
+    if isinstance(reason, Verdict):
+        return _refused(case, backend, reason, began)
     if reason is None:
         return _refused(
             case, backend, Verdict(kind="UNSUPPORTED", message="it can do this case: there is nothing to refuse"), began

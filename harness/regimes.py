@@ -1,8 +1,9 @@
 """The rules of judging: which arithmetic and which limits hold where.
 
 1. Rules are rows of ``cases/regimes.toml``; no limit stands in Python.
-2. A row is checked when it is read: an unknown key, format, relation or limit set, a missing reason, an empty region and two
-   rows that claim the same case of the same backend are errors that name the row and the file.
+2. A row is checked when it is read: an unknown key, format, relation, limit set or backend, a missing reason, a number that no
+   kernel has, an empty region and two rows that claim the same case of the same backend are errors that name the row and the
+   file. What only the backend itself knows, such as its output format, is checked when a run is planned.
 3. Every case of a backend has one regime or none; none is an error that says which rows came near and what kept them out.
 
 Source: docs/numerics.md derives what the limits bound; each row's ``why`` says what its numbers were measured on.
@@ -14,12 +15,14 @@ import dataclasses
 import fnmatch
 import functools
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.backends.registry import is_name, names
 from harness.case import Case
 from harness.region import Region, RegionError, globs_meet
 from harness.rounded_query import RoundedQuery
@@ -29,6 +32,10 @@ from references.problem import Problem
 #: The rules that the project ships.
 RULES = Path(__file__).resolve().parent.parent / "cases" / "regimes.toml"
 SCHEMA = 1
+#: What a regime may be called: its name is that of a folder and of a test too.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: Tokens of a tile, and splits of a launch, at most: 2^16 rows of 576 bytes are 36 MiB, more than any program holds.
+_MOST_TILE = _MOST_SPLITS = 1 << 16
 
 #: Relations between two runs whose outputs are the same bits in a regime, or only within the budget.
 RELATIONS: Mapping[str, str] = {
@@ -229,27 +236,38 @@ def _row(number: int, entry: Any, limits: Mapping[str, Limits]) -> Regime:
     owner = f"regime {entry['name']!r} (row {number})" if isinstance(entry.get("name"), str) else f"row {number}"
     _keys({"query": None} | entry, {field.name for field in dataclasses.fields(Regime)}, owner)
     _reason(entry, owner)
-    if not isinstance(entry["name"], str) or not entry["name"] or any(mark.isspace() for mark in entry["name"]):
-        raise ValueError(f"{owner} needs a name of one word")
+    if not isinstance(entry["name"], str) or not _NAME.fullmatch(entry["name"]):
+        raise ValueError(f"{owner} needs a name of one word: letters, digits, dots and dashes, not {entry['name']!r}")
     for key in ("backends", "exact"):
         if not isinstance(entry[key], list) or not all(isinstance(word, str) and word for word in entry[key]):
             raise ValueError(f"{owner}: {key} takes a list of names, not {entry[key]!r}")
     if not entry["backends"]:
         raise ValueError(f"{owner} covers no backend")
+    for pattern in entry["backends"]:
+        if not is_name(pattern):
+            raise ValueError(f"{owner} covers {pattern!r}, which no backend is called: there are {', '.join(names())}")
     if set(entry["exact"]) - set(RELATIONS):
         raise ValueError(f"{owner}: exact names {', '.join(sorted(set(entry['exact']) - set(RELATIONS)))}, which is none of "
                          f"{', '.join(RELATIONS)}")  # fmt: skip
     if entry["limits"] not in limits:
         raise ValueError(f"{owner} names the limits {entry['limits']!r}: the file has {', '.join(limits)}")
     accuracy = entry["accuracy"]
-    if type(accuracy) is not float or not 0 < accuracy < math.inf:
-        raise ValueError(f"{owner}: accuracy must be a positive float, not {accuracy!r}")
+    if type(accuracy) is not float or not 0 < accuracy < 1:
+        raise ValueError(f"{owner}: accuracy must be a positive float below 1, for zeros are 1 off; not {accuracy!r}")
     try:
         where = Region.from_table(_table(entry["where"], "where"))
         arithmetic = Arithmetic.from_table(_table(entry["arithmetic"], "arithmetic"))
         query = RoundedQuery.from_table(_table(entry["query"], "query")) if "query" in entry else None
     except (RegionError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{owner}: {error}") from error
+    splits = arithmetic.splits
+    for what, value, most in (
+        ("tile", arithmetic.tile, _MOST_TILE),
+        ("splits.tile", splits.tile, _MOST_TILE),
+        ("splits.count", splits.count, _MOST_SPLITS),
+    ):
+        if value > most:
+            raise ValueError(f"{owner}: {what} is {most} at most, not {value}: no kernel holds so many")
     return Regime(
         name=entry["name"],
         backends=tuple(entry["backends"]),

@@ -166,4 +166,5 @@ def _write(path: Path, text: str, what: str) -> str:
         with contextlib.suppress(OSError):  # a full disk leaves half a file
             path.unlink(missing_ok=True)
         return f"{what} not saved: {path} cannot be written ({error.strerror}); name another folder with --repro-dir"
-    return f"{what}: {path}"
+    here = Path.cwd()
+    return f"{what}: {path.relative_to(here) if path.is_relative_to(here) else path}"

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 import traceback
@@ -23,7 +24,7 @@ from harness.compilations import compiled
 from harness.inputs import PLAIN, Arrangement, Inexact, Inputs, make_inputs
 from harness.judge import Verdict, judge
 from harness.memory import NotEnoughMemory, filled
-from harness.regimes import Regime, Regimes
+from harness.regimes import NoRegime, Regime, Regimes
 from references.formats import FORMATS
 
 #: Faults of an answer's numbers.
@@ -157,12 +158,15 @@ def attempt(
 
     Raises:
         Inexact: if the arrangement would change a value.
+        torch.OutOfMemoryError: if the GPU has no room for the inputs or the judging; what the backend asks for is its own.
     """
     regime: Regime | None = None
     before = compiled()
     try:
         arranged = arrangement.arrange(case)
-        reason = backend.why_not(arranged, device)
+        reason = why_not(backend, arranged, device)
+        if isinstance(reason, Verdict):
+            return Attempt(regime=_regime(regimes, backend, arranged), verdict=reason)
         if reason is not None:
             return Attempt(verdict=Verdict(kind="UNSUPPORTED", message=reason))
         regime = regimes.of(backend.name, arranged)
@@ -172,6 +176,8 @@ def attempt(
         raise
     except NotEnoughMemory as short:
         return Attempt(regime=regime, verdict=Verdict(kind="UNSUPPORTED", message=str(short)))
+    except torch.OutOfMemoryError:  # ours, not the backend's: answer() sees to it
+        raise
     except Exception:
         return Attempt(regime=regime, verdict=Verdict(kind="ERROR", message=traceback.format_exc()))
     output, failed, seconds = run_backend(lambda: backend.run(inputs), inputs, on_stage)
@@ -184,13 +190,31 @@ def attempt(
     )
 
 
+def why_not(backend: Backend, case: Case, device: torch.device) -> str | Verdict | None:
+    """Ask a backend why it cannot do a case; a contract that raises instead of answering is the backend's crash."""
+    try:
+        return backend.why_not(case, device)
+    except Exception as error:
+        where = "".join(traceback.format_exception(error, limit=-4))
+        said = f"{backend.name} does not say whether it can do {case}: its why_not raised {type(error).__name__}: {error}"
+        return Verdict(kind="FAIL", fault="crash", message=f"{clipped(said)}\n{clipped(where)}")
+
+
+def _regime(regimes: Regimes, backend: Backend, case: Case) -> Regime | None:
+    with contextlib.suppress(NoRegime):
+        return regimes.of(backend.name, case)
+    return None
+
+
 def judged(inputs: Inputs, output: Output, backend: Backend, regime: Regime) -> Verdict:
-    """Judge an answer, its form first; a fault of ours is an ERROR."""
+    """Judge an answer, its form first; a fault of ours is an ERROR, but for a GPU's memory, which the caller sees to."""
     try:
         wrong = malformed(inputs, output, backend)
         if wrong is not None:
             return Verdict(kind="FAIL", fault="mismatch", message=wrong)
         return judge(inputs, output, regime, empty_rows=backend.capabilities.empty_rows)
+    except torch.OutOfMemoryError:
+        raise
     except Exception:
         return Verdict(kind="ERROR", message=traceback.format_exc())
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from harness.backends.protocol import Backend
+from harness.backends.protocol import Backend, accepts
 from harness.case import Case, CaseError
 from harness.inputs import needed_bytes
 from harness.known import covering
@@ -134,7 +134,7 @@ def regime_of(plan: Plan, backend: Backend, case: Case) -> str | None:
 
     A case inside the contract that no regime covers is asked ("(none)"): the run says so as an error.
     """
-    if backend.why_not(case, plan.device) is not None:
+    if not accepts(backend, case, plan.device):
         return None
     try:
         regime = plan.regimes.of(backend.name, case)

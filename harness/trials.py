@@ -3,17 +3,20 @@
 1. A mutant is caught by its first FAIL: a wrong answer, a crash, a hang, an access or a race that the emulator names. One that
    does not compile, or that uses what the emulator refuses, is *stillborn*.
 2. A process may be lost: that is a crash, and silence is a hang.
-3. The truth of a case is worked out once for all mutants, and the cases that caught most of them in least time are asked first.
+3. The truth of a case is worked out once for all mutants. A mutant is asked the cases that execute its line, those first that
+   caught most others in least time.
 
 Source: the cases are those that the gate draws.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +36,7 @@ from harness.judge import Known, judge
 from harness.measure import recentre
 from harness.mutants import Mutant
 from harness.profiles import PROFILES
+from harness.reached import reached, statements
 from harness.regimes import Regime, load
 from harness.targets import TARGETS, Target
 from references.oracle import oracle
@@ -42,6 +46,8 @@ CASE_SECONDS, MUTANT_SECONDS = 60.0, 120.0
 #: Where cases come from: half from each. Under emulation the largest cases of the gate profile take seconds, and a mutant
 #: that lives is asked all of them.
 _PROFILES = (PROFILES["smoke"], dataclasses.replace(PROFILES["gate"], tokens=5000, batch=40, scores=60_000))
+#: prctl's option that names the signal a process gets when its parent dies.
+_PR_SET_PDEATHSIG = 1
 #: How long the loss of a process, or the end of its time, may go unseen.
 _TICK = 0.2
 
@@ -53,8 +59,10 @@ class Question:
     inputs: Inputs
     regime: Regime
     known: Known
-    #: CPU time that the correct kernel took for it.
+    #: CPU time that the correct kernel took for it, seconds.
     seconds: float
+    #: Lines of the kernel's file that it reaches.
+    lines: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +70,7 @@ class Fate:
     """What became of a mutant."""
 
     mutant: Mutant
-    #: "caught", "survived" or "stillborn".
+    #: "caught", "survived", "stillborn", or "unreached" where no case executes its line.
     end: str
     #: By what, and after how many cases and seconds.
     by: str
@@ -72,11 +80,12 @@ class Fate:
     equivalent: str = ""
 
 
-def questions(backend: Backend, *, count: int, seed: int, regimes: Collection[str] | None = None) -> list[Question]:
+def questions(backend: Backend, path: Path, *, count: int, seed: int, regimes: Collection[str] | None = None) -> list[Question]:
     """Make the cases that mutants are asked, cheap ones first: half as the smoke profile draws them, half as the gate's.
 
     Args:
         backend: the correct kernel.
+        path: the kernel's file.
         count: how many cases, of all regimes together.
         seed: of the draw.
         regimes: names of the backend's regimes that are asked; None for all.
@@ -93,11 +102,12 @@ def questions(backend: Backend, *, count: int, seed: int, regimes: Collection[st
     for profile in _PROFILES:
         part = [(case, regime) for regime in rows for case in draw(regime, backend, profile, each, seed)]
         drawn += sorted(part, key=lambda pair: (sum(pair[0].lengths) + 64) * pair[0].heads * pair[0].query_tokens)
-    made = []
+    made, whole = [], statements(path.read_text(encoding="utf-8"))
     for case, regime in dict(drawn).items():
         inputs, known = make_inputs(case, output_format=backend.capabilities.output_format), Known()
         began = time.process_time()
-        output = backend.run(inputs)
+        with reached(path) as lines:
+            output = backend.run(inputs)
         seconds = time.process_time() - began
         verdict = judge(inputs, output, regime, empty_rows=backend.capabilities.empty_rows, models=False, known=known)
         if verdict.kind != "PASS":
@@ -106,7 +116,8 @@ def questions(backend: Backend, *, count: int, seed: int, regimes: Collection[st
             )
         if known.yardstick is not None:  # none where no row sees a token
             known.certain = recentre(known.yardstick, oracle(inputs.problem()))
-        made.append(Question(inputs=inputs, regime=regime, known=known, seconds=seconds))
+        full = frozenset(line for part in lines for line in whole.get(part, ()))
+        made.append(Question(inputs=inputs, regime=regime, known=known, seconds=seconds, lines=full))
     return made
 
 
@@ -117,6 +128,7 @@ def best_first(asked: Sequence[Question], catches: Mapping[Case, int]) -> list[Q
 
 def _ask(build: Callable[[Path], Backend], path: Path, asked: Sequence[Question], pipe: Connection) -> None:
     """Run a mutant in this process until it is caught; tell each step through the pipe."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     # What the mutant prints is not ours to show.
     sink = os.open(os.devnull, os.O_WRONLY)
@@ -197,15 +209,22 @@ def run(
 ) -> list[Fate]:
     """Run mutants of a backend's kernel, several at a time."""
     target = TARGETS[backend_name]
-    asked = questions(target.build(target.path()), count=count, seed=seed, regimes=regimes)
+    path = target.path()
+    asked = questions(target.build(path), path, count=count, seed=seed, regimes=regimes)
     folder = Path(tempfile.mkdtemp(prefix="mla-gate-mutants-"))
-    waiting, fates = list(reversed(chosen)), list[Fate]()
+    everywhere = frozenset(line for question in asked for line in question.lines)
+    fates = [
+        Fate(mutant=mutant, end="unreached", by="", cases=0, seconds=0.0) for mutant in chosen if mutant.line not in everywhere
+    ]
+    waiting = [mutant for mutant in reversed(chosen) if mutant.line in everywhere]
     running, catches = list[_Trial](), Counter[Case]()
     told = time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < processes:
-                running.append(_Trial(waiting.pop(), target, best_first(asked, catches), folder))
+                mutant = waiting.pop()
+                able = [question for question in asked if mutant.line in question.lines]
+                running.append(_Trial(mutant, target, best_first(able, catches), folder))
             wait([trial.pipe for trial in running], timeout=_TICK)
             for trial in list(running):
                 fate = trial.fate()

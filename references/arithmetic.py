@@ -8,6 +8,7 @@ Source: what the kernels' own sources do; ``aiter`` policies are those of ``mla_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -148,6 +149,12 @@ class Arithmetic:
             raise ValueError(
                 f"probability_scale {self.probability_scale} would overflow {self.probability}, whose largest value is "
                 f"{largest}: probabilities reach 1"
+            )
+        significand, _ = math.frexp(self.probability_scale)
+        if not math.ldexp(significand, find(self.probability).significand).is_integer():
+            raise ValueError(
+                f"probability_scale {self.probability_scale} is no value of {self.probability}: a probability of 1, which all "
+                "others are relative to, would be rounded"
             )
         if self.tile < 0 or self.exponential < 0:
             raise ValueError(f"tile and exponential are 0 or more, not {self.tile} and {self.exponential}")

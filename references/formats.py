@@ -184,8 +184,11 @@ def encode(values: Tensor, fmt: Format, *, saturate: bool = False) -> Tensor:
     Error: half an ulp of the format; none where the value is one of the format's.
     """
     _require_wide(values)
-    if values.dtype == torch.float32 and fmt.bits >= 16 and not saturate:
-        return values.to(fmt.storage)  # torch rounds fp32 to nearest even; tested on every code and midpoint
+    if values.dtype == torch.float32 and fmt.bits >= 16:
+        # torch rounds fp32 to nearest even; tested on every code and midpoint
+        return (values.clamp(-fmt.maximum, fmt.maximum) if saturate else values).to(fmt.storage)
+    if values.dtype == torch.float32:
+        return _encode_by_table(values, fmt, saturate)
     codes = torch.empty(values.shape, dtype=_INTEGERS[fmt.storage.itemsize], device=values.device)
     flat, out = values.reshape(-1), codes.view(-1)
     for start in range(0, flat.numel(), _PIECE):
@@ -231,6 +234,26 @@ def _binade(values: Tensor) -> Tensor:
     if values.dtype == torch.float32:
         return (values.view(torch.int32) & 0x7F800000).view(torch.float32)
     return (values.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
+
+
+def _encode_by_table(values: Tensor, fmt: Format, saturate: bool) -> Tensor:
+    """Encode fp32 values to an 8-bit format through their upper half, rounded to odd.
+
+    Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd"
+    (2008): what is rounded to odd with two bits more than the format has is then rounded as if it never had been.
+    """
+    bits = values.contiguous().view(torch.int32)
+    odd = (bits >> 16) | ((bits & 0xFFFF) != 0)  # 8 significand bits; the formats have 4 at most
+    codes = _codes_of_halves(fmt, saturate, values.device).index_select(0, odd.view(-1).add_(1 << 15))
+    return codes.view(values.shape).view(fmt.storage)
+
+
+@lru_cache(maxsize=16)
+def _codes_of_halves(fmt: Format, saturate: bool, device: torch.device) -> Tensor:
+    """Work out the code of every upper half of an fp32 number, from -2^15 on; uint8 [65536]."""
+    halves = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32)
+    values = (halves << 16).view(torch.float32)
+    return _encode_piece(values.to(torch.float64), fmt, saturate).to(torch.uint8).to(device)
 
 
 def _encode_piece(wide: Tensor, fmt: Format, saturate: bool) -> Tensor:

@@ -17,6 +17,7 @@ from references.arithmetic import Arithmetic
 from references.formats import find
 from references.partials import Partials
 from references.pieces import Context, Piece, Softmax
+from references.problem import place
 from references.spread import Coherence, TokenSharing, probe
 from references.terms import InUse, Moments, ProbabilityErrors, RowSizes, either, probability_errors, score_errors
 
@@ -44,7 +45,7 @@ class Tally:
             updates, depth = -(-longest // tile), longest + len(edges)
             varies = self.merges or (arithmetic.pivot == "tile" and updates > 1)
             counts.append([updates, depth, min(depth, tile + updates + len(edges)), len(edges), varies])
-        stacked = torch.tensor(counts, dtype=torch.float64, device=self.out.device)
+        stacked = place(counts, self.out.device, torch.float64)
         self.updates, self.depth, self.sum_depth, self.edges, self._varies = stacked[..., None, None].unbind(1)
         self.in_use = InUse(arithmetic, truth, varies=any(count[-1] for count in counts))
         self.rounded = rounded
@@ -60,6 +61,8 @@ class Tally:
         self.bound_mass = torch.zeros_like(truth.total)
         #: Sum of p v over what is lost relative to each of the maxima in use, [P, G, R, L], and of p.
         self.flushed, self.flushed_mass = torch.zeros_like(self.out)[None], torch.zeros_like(truth.total)[None]
+        #: Sum of p^2 |v|^2, [G, R, 1].
+        self.scattered = torch.zeros_like(truth.total)
         #: Sum of p^2 times the squared rounding of v.
         self.operand = torch.zeros_like(self.out)
 
@@ -77,14 +80,15 @@ class Tally:
         if len(errors.variance) > 1:
             variance = either(errors, find(self.arithmetic.probability), self._varies)
         scores = score_errors(self.arithmetic, self.context, piece, self.truth, self.updates, sizes)
-        weights = errors.weights
-        weightings = [variance, weights.square() * scores.variance, weights * scores.bound, weights * scores.scores]
+        weights, sharing = errors.weights, errors.weights.square()
+        self.scattered += sharing @ lengths.double()[..., None]
+        weightings = [variance, sharing * scores.variance, weights * scores.bound, weights * scores.scores]
         if self.rounded:
             # An error past 1 is no small one any more: then the shift is what counts.
             moved = (rounded.scores - piece.scores).nan_to_num_(nan=0.0).clamp_(-1, 1)
             weightings.append((weights * moved).square_())
             lost = (rounded.keys - piece.keys)[..., :latent] / height
-            self.operand += weights.square() @ lost.square_()
+            self.operand += sharing @ lost.square_()
         self.moments.add(weightings, values, squares)
         single = weights.to(dtype)
         bounds = torch.cat([errors.bound.to(dtype), single], 1) @ values.abs()

@@ -23,7 +23,7 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,7 +93,12 @@ def _attend(query: Tensor, rows: Tensor, visible: int, scale: float, value_scale
 class StandIn:
     """The compiled entry points."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fp8_blocks: Mapping[int, int] | None = None) -> None:
+        """Take blocks in tokens, by heads times query tokens, that the plain fp8 kernels split by; none for those of stage 2.
+
+        With blocks of their own they count no valid splits either: only kernels of gfx1250 are told where to.
+        """
+        self._fp8_blocks = fp8_blocks
         #: How often each was called.
         self.calls: dict[str, int] = {}
         self._planned: dict[int, tuple[int, int]] = {}
@@ -138,6 +143,9 @@ class StandIn:
         grain = 64 if heads in (8, 16) and (tokens == 1 or heads == 8) else 32 if heads == 128 and pair[0] else 16
         if heads == 64 and tokens == 1:
             grain = 32
+        own = self._fp8_blocks if pair[0] else None
+        if own:
+            grain = own[heads * tokens]
         # One split writes bf16 where its output belongs, but for the oldest kernel.
         narrow = splits == 1 and not (heads == 16 and tokens == 1 and not pair[0])
         target = partial if partial.dtype is torch.bfloat16 else None
@@ -147,7 +155,8 @@ class StandIn:
             first, length = self._span(a, request)
             blocks = -(-length // grain)
             used = min(splits, blocks)
-            a["valid_split_count"][request] = used
+            if not own:
+                a["valid_split_count"][request] = used
             start = 0
             for split in range(used):
                 stop = min(start + grain * (blocks // used + (split < blocks % used)), length)
@@ -260,9 +269,9 @@ class StandIn:
 
 
 @contextmanager
-def stood_in(modules: AiterModules) -> Iterator[tuple[AsmLibrary, StandIn]]:
+def stood_in(modules: AiterModules, standin: StandIn | None = None) -> Iterator[tuple[AsmLibrary, StandIn]]:
     """Load AITER's own dispatch from a checkout with the compiled entry points stood in, for the block."""
-    standin = StandIn()
+    standin = standin or StandIn()
 
     def compile_ops(module: str, fc_name: str | None = None, **options: Any) -> Callable[..., Any]:
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 from harness.case import Case
-from harness.gate import Gate, Options
+from harness.gate import Gate
+from harness.options import Options
+from harness.profiles import Profile
 
 #: Backend -> a case on which it is wrong; None where a search finds one.
 WRONG = {
@@ -18,6 +21,15 @@ WRONG = {
     "fault:writes-past-output@splits": "v1:H=4:S=1:N=20:end",
 }
 RIGHT = "torch-sdpa"
+
+
+class Patient(Gate):
+    """A gate whose search ends by itself, however busy the machine is."""
+
+    @property
+    def profile(self) -> Profile:
+        """How much the run asks."""
+        return dataclasses.replace(super().profile, seconds=600.0, shrink_seconds=600.0)
 
 
 def run(folder: Path) -> Path:
@@ -30,7 +42,7 @@ def run(folder: Path) -> Path:
         repro_dir=folder / "repros",
         isolation="off",
     )
-    gate = Gate(options, say=lambda line: None)
+    gate = Patient(options, say=lambda line: None)
     for pair in gate.plan.pairs:
         gate.intend(pair)
     for pair in gate.plan.pairs:

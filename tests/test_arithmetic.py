@@ -42,6 +42,7 @@ def test_a_table_makes_an_arithmetic() -> None:
         ({"probabilty": "bf16"}, "unknown probabilty; known are probability,"),
         ({"probability": "fp4"}, "'fp4' is not known"),
         ({"probability_scale": 512.0}, "would overflow e4m3fn"),
+        ({"probability_scale": 200.0}, "200.0 is no value of e4m3fn"),
         ({"probability_scale": "256"}, "probability_scale is a number, not '256'"),
         ({"tile": True}, "tile is a whole number, not True"),
         ({"pivot": "column"}, "pivot 'column' is not one of tile, row, normalised"),

@@ -200,6 +200,41 @@ def test_what_a_format_flushes_is_a_shift() -> None:
     assert kept.variance[0, 0, 0, 1].item() < 0.01 * tail**2
 
 
+#: Three tokens at 0, -1 and -1.5 of the row's maximum, V one column each; the last two are a split of their own.
+APART = [[0.0, 8.0, 0.0, 0.0], [-1.0, 0.0, 8.0, 0.0], [-1.5, 0.0, 0.0, 8.0]]
+
+
+@pytest.mark.parametrize("pivot", ["row", "tile"])
+def test_splits_round_relative_to_their_own_maximum(pivot: str) -> None:
+    problem = exact_problem([0, 0, 0, 1], [[*row[1:], row[0]] for row in APART], latent=3, scale=1.0)
+    arithmetic = Arithmetic(
+        probability="e4m3fn", output="fp32", pivot=pivot, tile=1, splits=Splits(kind="floor", count=2, tile=1), exponential=0.0
+    )
+    assert arithmetic.splits.edges(3, heads=1, query_tokens=1, batch=1) == [0, 1, 3]
+    total = 1 + math.exp(-1) + math.exp(-1.5)
+    spacings = [
+        0.0,  # the row's maximum, and its split's: exact but for the sums in fp32
+        2.0**-5,  # 0.368 where the row's maximum is in use; exact where its split's is
+        2.0**-4 * math.exp(-1),  # 0.607 of its split's, coarser than 0.223 of the row's, 2^-6
+    ]
+    actual = budget(problem, arithmetic).variance.flatten().sqrt() * math.sqrt(12) / 8 * total
+    assert actual[0] <= 1e-5
+    torch.testing.assert_close(actual[1:], torch.tensor(spacings[1:], dtype=torch.float64), rtol=1e-4, atol=0)
+
+
+def test_what_another_order_of_tiles_loses_is_a_shift_too() -> None:
+    # A tail of less than 2^-10 of a maximum that comes last: in order all of it is kept, backwards e4m3fn loses it.
+    scores = -11 * math.log(2) - math.log(2) * torch.rand(960, generator=torch.Generator().manual_seed(0)).double()
+    rows = [[1.0, 0.0, score] for score in scores.to(torch.float32).tolist()] + [[0.0, 8.0, 0.0]]
+    problem = exact_problem([0, 0, 1], rows, latent=2, scale=1.0)
+    arithmetic = Arithmetic(probability="e4m3fn", output="fp32")
+    backwards = Arithmetic(probability="e4m3fn", output="fp32", tile=0, pivot="row")
+    lost = (scores.exp().sum() / (1 + scores.exp().sum())).item()
+    assert abs(errors(problem, arithmetic).out[0, 0, 0, 0].item()) <= 0.02 * lost
+    assert abs(errors(problem, backwards).out[0, 0, 0, 0].item() + lost) <= 1e-6
+    assert 1 <= budget(problem, arithmetic).variance[0, 0, 0, 0].item() / lost**2 <= 1.1
+
+
 def test_equal_probabilities_round_alike() -> None:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn((200, 32), generator=generator).sign()

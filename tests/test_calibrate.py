@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from harness.backends import registry
 from harness.calibrate import LINES, Calibration, calibrate, main
 from harness.case import Case
+from harness.ledger import Writer, result_line
 from harness.measure import CHECKS
 from harness.profiles import PROFILES
 from harness.regimes import load
@@ -31,6 +33,7 @@ def test_a_right_backend_has_a_line_for_everything_measured() -> None:
     table = right.table()
     assert len(right.results) == 12
     assert all(line in table for line in LINES)
+    assert len(right.seconds) == 12 and "CPU s (" in table
     assert "reference / oracle" in table and "furthest from the oracle" in table
     assert "furthest in row" in table and "seen: newest-dropped" in table
     assert "FAIL" not in table
@@ -68,3 +71,26 @@ def test_what_was_never_seen_is_counted_as_asked() -> None:
         verdict = Verdict(kind="PASS", message="", measurements=measured)
         found.results.append(Result(case=case, backend="any", regime="any", verdict=verdict))
     assert "newest-dropped 33% of 3" in found.table()
+
+
+def test_the_ledger_of_a_run_gives_the_table_of_its_random_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = found("right", examples=6)
+    with contextlib.closing(Writer(tmp_path / "main.jsonl", {})) as ledger:
+        for result in (*made.results, made.results[0]):
+            ledger.write("result", **result_line(result, "search"))
+        ledger.write("result", **result_line(dataclasses.replace(made.results[0], case=Case(heads=1, lengths=(1,))), "shrink"))
+    assert main(["--ledger", str(tmp_path)]) == 0
+    told = [line for line in made.table().strip().splitlines() if not line.startswith("CPU s")]
+    assert capsys.readouterr().out.strip().splitlines() == told
+
+
+def test_a_run_that_failed_is_told_by_the_status(tmp_path: Path) -> None:
+    with contextlib.closing(Writer(tmp_path / "main.jsonl", {})) as ledger:
+        for result in found("write-cache").results:
+            ledger.write("result", **result_line(result, "search"))
+    assert main(["--ledger", str(tmp_path)]) == 1
+
+
+def test_nothing_to_calibrate_is_an_error() -> None:
+    with pytest.raises(SystemExit):
+        main([])

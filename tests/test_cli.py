@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +45,7 @@ def as_json(ask: Ask, *arguments: str) -> tuple[int, Any]:
     return status, json.loads(out)
 
 
-COMMANDS = ("backends", "regimes", "routes", "run", "replay", "shrink", "show", "report", "compare")
+COMMANDS = ("backends", "demo", "regimes", "routes", "run", "replay", "shrink", "show", "report", "compare")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -209,7 +211,15 @@ def test_an_option_that_a_command_does_not_know_is_a_wrong_question(capsys: pyte
 def test_run_hands_its_options_to_pytest_and_its_status_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    for status, expected in ((0, 0), (1, 1), (2, 130), (3, 2), (4, 2), (5, 2)):
-        monkeypatch.setattr(pytest, "main", lambda arguments, status=status: asked.append(arguments) or status)
+    def session(arguments: list[str], plugins: list[Any], *, ends: int, by: type[BaseException] | None) -> int:
+        asked.append(arguments)
+        if by is not None:
+            plugins[0].pytest_keyboard_interrupt(SimpleNamespace(type=by))
+        return ends
+
+    faulty = pytest.Session.Interrupted  # how pytest ends a session whose collection failed
+    ways = ((0, None, 0), (1, None, 1), (2, KeyboardInterrupt, 130), (2, faulty, 2), (3, None, 2), (4, None, 2), (5, None, 2))
+    for ends, by, expected in ways:
+        monkeypatch.setattr(pytest, "main", partial(session, ends=ends, by=by))
         assert main(["run", "--backend", "torch-sdpa", "--seed", "3", "--profile", "gate", "--", "-k", "pinned"]) == expected
     assert asked[0][-8:] == ["--profile", "gate", "--backend", "torch-sdpa", "--seed", "3", "-k", "pinned"]

@@ -200,3 +200,19 @@ def test_shapes_and_strides_are_kept() -> None:
     values = torch.arange(12, dtype=torch.float64).view(3, 4).T
     assert torch.equal(decode(encode(values, known), known).double(), values)
     assert encode(torch.zeros(0, 5), known).shape == (0, 5)
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize("known", FORMATS.values(), ids=str)
+def test_the_short_way_of_fp32_values_gives_the_codes_of_the_long_one(known: Format, saturate: bool) -> None:
+    generator = torch.Generator().manual_seed(7)
+    drawn = torch.randint(-(1 << 31), 1 << 31, (1 << 16,), generator=generator).to(torch.int32)
+    near = (drawn & ~0x7FFFF) + torch.randint(-1, 2, drawn.shape, generator=generator).to(torch.int32)  # at and beside ties
+    ends = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, known.maximum, -known.maximum])
+    inside = torch.randn(1 << 16, generator=generator) * min(known.maximum / 3, 1e30)
+    small = torch.randn(1 << 14, generator=generator) * known.smallest_normal
+    values = torch.cat([drawn.view(torch.float32), near.view(torch.float32), ends, inside, small])
+    short = decode(encode(values, known, saturate=saturate), known)
+    long = decode(encode(values.to(torch.float64), known, saturate=saturate), known)
+    assert torch.equal(short.isnan(), long.isnan())
+    assert torch.equal(short.nan_to_num(0).view(torch.int32), long.nan_to_num(0).view(torch.int32))

@@ -13,11 +13,15 @@ import harness.judge as judging
 import harness.measure as measuring
 from harness.backends.protocol import EMPTY_ROWS, Output
 from harness.case import CONTENTS, Case
+from harness.faults.backend import Planted
+from harness.faults.variant import VARIANTS
 from harness.inputs import Inputs, make_inputs
 from harness.judge import judge
 from harness.measure import CHECKS, measure, measure_truth
 from harness.memory import empty
+from harness.regimes import Regime, load
 from harness.verdict import KINDS, Verdict
+from references import terms
 from references.arithmetic import Splits
 from references.oracle import oracle
 from references.problem import Answer, Problem
@@ -88,6 +92,50 @@ def test_an_answer_that_conforms_but_is_too_inaccurate_is_called_so() -> None:
     verdict = judge(*answered(CASE), regime(accuracy=1e-4))
     assert (verdict.kind, verdict.fault) == ("FAIL", "inaccurate")
     assert CHECKS["accuracy"] in verdict.message
+
+
+@pytest.mark.parametrize("latent", [1, 2, 8, 64])
+@pytest.mark.parametrize("variant", ["splits", "p-e4m3"])
+def test_a_right_kernel_is_accurate_however_narrow_its_rows(variant: str, latent: int) -> None:
+    backend, rules = planted_nothing(variant)
+    for seed in range(3):
+        inputs = make_inputs(CASE.replace(heads=24, latent=latent, seed=seed))
+        assert judge(inputs, backend.run(inputs), rules, models=False).fault is None
+
+
+def test_a_narrow_row_can_be_inaccurate() -> None:
+    assert judge(*answered(CASE.replace(latent=8)), regime(accuracy=1e-4)).fault == "inaccurate"
+    assert judge(*answered(CASE.replace(latent=7)), regime(accuracy=1e-4)).fault is None
+
+
+def planted_nothing(variant: str) -> tuple[Planted, Regime]:
+    """Make the right model of a variant, and its regime."""
+    return Planted(name=f"model:{variant}", variant=VARIANTS[variant]), load().named(f"model-{variant}")
+
+
+#: fp8 probabilities relative to each split's own maximum: what one split rounds in the subnormals is exact in another.
+OWN_MAXIMA = (
+    "v1:H=17:S=1:N=17:R=0:T=3:q=e4m3fn:c=e4m3fn:qscale=0.00390625:cscale=0.0371:softmax=1.0:content=edges:amp=3.0:seed=603687:end",
+    "v1:H=16:S=1:N=1025:R=0:T=64:q=e4m3fn:c=e4m3fn:qscale=0.00390625:cscale=0.00390625:softmax=1.0:content=edges:amp=30.0:"
+    "poison=large:seed=755198:end",
+)
+
+
+@pytest.mark.parametrize("case", OWN_MAXIMA)
+@pytest.mark.parametrize("count", [1, 16], ids=["the row's maximum", "each split's maximum"])
+def test_splits_may_know_their_own_maximum_only(case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, rules = planted_nothing("p-e4m3-row")
+    splits = Splits(kind="even", count=count, tile=16) if count > 1 else Splits()
+    arithmetic = dataclasses.replace(backend.variant.arithmetic, splits=splits)
+    backend = dataclasses.replace(backend, variant=dataclasses.replace(backend.variant, arithmetic=arithmetic))
+    inputs = make_inputs(Case.parse(case))
+    output = backend.run(inputs)
+    verdict = judge(inputs, output, rules, models=False)
+    assert verdict.kind == "PASS", verdict.message
+    if count > 1:  # a budget that takes the row's maximum for everybody's does not cover it
+        monkeypatch.setattr(terms.InUse, "find", lambda self, piece: self._softmax.maximum[None])
+        narrow = judge(inputs, output, rules, models=False)
+        assert narrow.fault == "mismatch" and narrow.measurements.ratios["element"] > 3
 
 
 def test_accuracy_is_not_asked_of_rows_with_huge_scores() -> None:
@@ -275,6 +323,14 @@ def test_a_pass_that_a_wrong_answer_shares_is_untrusted() -> None:
     assert verdict.kind == "UNTRUSTED"
     assert verdict.measurements.nulls["mean"] == "passed"
     assert "the mean of V" in verdict.message
+
+
+def test_a_wrong_lse_that_no_check_could_tell_apart_is_no_evidence_where_the_output_is_the_truth() -> None:
+    # One token: whatever scores are, the output is its V. A score of some 1e-7 is nothing to an fp32 log-sum-exp.
+    one = CASE.replace(lengths=(1,), query_tokens=1)
+    faint, plain = judge(*answered(one.replace(amplitude=1e-7)), REGIME), judge(*answered(one), REGIME)
+    assert faint.kind == "PASS", faint.message
+    assert (faint.measurements.nulls["key-scale-dropped"], plain.measurements.nulls["key-scale-dropped"]) == ("same", "seen")
 
 
 def test_a_wrong_answer_that_is_the_truth_is_no_evidence() -> None:

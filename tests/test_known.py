@@ -90,6 +90,23 @@ def test_an_entry_without_a_region_covers_its_regimes_wholly(tmp_path: Path) -> 
         ("the pool is above 2 GiB", "v1:H=1:N=1:c=e4m3fn:pool=1864136:end", False),
         ("the pool is above 2^31 elements", "v1:H=1:N=1:c=e4m3fn:pool=3728271:end", True),
         ("the pool is above 2^31 elements", "v1:H=1:N=1:pool=3728270:end", False),
+        (
+            "a query token sees scores below -103 only, and not the last page",
+            "v1:H=1:S=2:N=17:T=16:content=sunken:amp=3.0:end",
+            True,
+        ),
+        ("a query token sees scores below -103 only, and not the last page", "v1:H=1:S=2:N=9+17:T=16:amp=30.0:end", True),
+        ("a query token sees scores below -103 only, and not the last page", "v1:H=1:S=2:N=17:T=16:content=sunken:end", False),
+        (
+            "a query token sees scores below -103 only, and not the last page",
+            "v1:H=1:S=2:N=18:T=16:content=sunken:amp=3.0:end",
+            False,
+        ),
+        (
+            "a query token sees scores below -103 only, and not the last page",
+            "v1:H=1:S=2:N=0+2:T=16:content=sunken:amp=3.0:end",
+            False,
+        ),
     ],
 )
 def test_conditions_tell_sizes_apart(condition: str, text: str, holds: bool) -> None:

@@ -55,6 +55,7 @@ def test_a_ledger_counts_once_and_a_copy_cut_short_not_at_all(tmp_path: Path) ->
 
 def test_a_missing_shard_fails_its_rows(tmp_path: Path) -> None:
     path = ledger(tmp_path / "1.jsonl", "one", split=(1, 3))
+    assert said(merge_ledgers([read(path)], whole=False)) == [("b", "one", 1, None)]
     merged = merge([path])
     assert said(merged) == [
         ("b", "one", 1, None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from harness.inputs import make_inputs
 from harness.judge import Known
 from harness.mutants import OPERATORS, Mutant, mutants
 from harness.mutate import equivalents, report
+from harness.reached import reached, statements
 from harness.regimes import load
 from harness.targets import TARGETS
 from harness.trials import Fate, Question, best_first, questions, run
@@ -91,6 +93,26 @@ def test_the_score_leaves_out_the_equivalent_and_the_stillborn() -> None:
     assert f"survives: {b}" in text and b.text in text and str(c) not in text
 
 
+def test_a_line_that_no_case_executes_is_a_hole_unless_only_some_regimes_were_asked() -> None:
+    a, b = made()[:2]
+    fates = [fate(a, "caught"), fate(b, "unreached", "")]
+    assert report("b", fates, {})[1] == 0.5 and "survives unreached" in report("b", fates, {})[0]
+    text, score = report("b", fates, {}, part=True)
+    assert score == 1.0 and "1 stand in lines that no case executes" in text
+
+
+def test_the_lines_that_a_run_executes_count_by_statement(tmp_path: Path) -> None:
+    source = "def walk(n):\n    if n > (\n        1\n    ):\n        n = (\n            n\n        )\n    return n\n"
+    path = tmp_path / "kernel.py"
+    path.write_text(source, encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(source, str(path), "exec"), names)
+    with reached(path) as lines:
+        names["walk"](0)
+    whole = statements(source)
+    assert {line for part in lines for line in whole[part]} == {2, 3, 4, 8}
+
+
 def test_a_record_that_is_caught_is_told() -> None:
     one = made()[0]
     text, _ = report("b", [fate(one, "caught")], {one.key: "why"})
@@ -101,7 +123,7 @@ def test_the_cases_that_caught_most_in_least_time_are_asked_first() -> None:
     cases = [Case(heads=heads, lengths=(1,)) for heads in (1, 2, 3, 4)]
     regime = load().named("model-splits")
     asked = [
-        Question(inputs=make_inputs(case), regime=regime, known=Known(), seconds=seconds)
+        Question(inputs=make_inputs(case), regime=regime, known=Known(), seconds=seconds, lines=frozenset())
         for case, seconds in zip(cases, (0.1, 0.1, 0.1, 2.0), strict=True)
     ]
     order = best_first(asked, {cases[2]: 5, cases[3]: 6})
@@ -111,7 +133,7 @@ def test_the_cases_that_caught_most_in_least_time_are_asked_first() -> None:
 def test_a_regime_that_the_backend_does_not_have_is_refused() -> None:
     target = TARGETS["triton-splitkv"]
     with pytest.raises(ValueError, match="no regime of triton-splitkv is called bh16"):
-        questions(target.build(target.path()), count=1, seed=0, regimes=["bh16"])
+        questions(target.build(target.path()), target.path(), count=1, seed=0, regimes=["bh16"])
 
 
 def test_mutants_of_the_triton_kernel_are_caught() -> None:

@@ -58,8 +58,9 @@ def test_what_costs_much_is_rare_and_what_costs_too_much_is_left_out() -> None:
     assert [one for one in shapes(PLAIN, wide, accepts, **DRAWABLE) if (one.heads, one.query_tokens) == (128, 8)]
 
 
-def test_a_plain_case_that_fits_the_profile_has_no_shapes() -> None:
-    assert shapes(Case(heads=64, lengths=(200,)), GATE, lambda case: True, **DRAWABLE) == ()
+def test_a_regime_whose_requests_may_be_short_enough_has_no_shapes() -> None:
+    for plain in (Case(heads=64, lengths=(200,)), PLAIN):
+        assert shapes(plain, GATE, lambda case, batch=plain.batch: case.batch == batch, **DRAWABLE) == ()
 
 
 @pytest.fixture(scope="module")

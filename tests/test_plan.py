@@ -52,6 +52,14 @@ def test_what_is_not_there_is_an_error_that_says_what_to_do(
         make_plan(regimes, **{"device": "cpu", **options})  # type: ignore[arg-type]
 
 
+def test_a_row_that_says_another_output_format_than_the_backend_is_an_error(tmp_path: Path) -> None:
+    path = write_regimes(tmp_path)
+    path.write_text(path.read_text().replace('output = "bf16"', 'output = "fp32"', 1))
+    said = r"regimes.toml: regime 'few-heads' says the output of python:tests.stubs:right is fp32, and it is bf16: mend the row"
+    with pytest.raises(PlanError, match=said):
+        make_plan(load(path), device="cpu", backends=[RIGHT])
+
+
 def test_a_gpu_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(PlanError, match="sees no GPU: run where it is, or use --device cpu"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -63,7 +64,7 @@ def test_a_right_backend_passes_and_the_table_says_what_was_executed(gate: Gate)
         "*= mla-gate =*",
         "backend * regime * cases * failures * untrusted * worst ratio * never seen * time * verdict",
         f"{STUB}right  few-heads *  0 *  PASS",
-        f"{STUB}right  more-heads *  0 *  PASS",
+        f"{STUB}right  more-heads *  0 *  PASS, * not run",
         f"{STUB}right  (contract)  *12 *  0 *  PASS",
         "mla-gate: PASS, * cases executed",
         "profile smoke, --seed 0, ledger .mla-gate/runs/*",
@@ -96,13 +97,30 @@ def test_a_wrong_backend_fails_with_a_panel_a_repro_and_the_command_that_replays
     assert json.loads(next((gate.path / "out").glob("*.json")).read_text())["case"] == "v1:H=1:S=1:N=70:end"
 
 
+def test_a_run_writes_its_report_and_the_summary_of_a_ci_step(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(gate.path / "summary.md"))
+    done = gate.run("wrong", "-k", "random and few-heads", "--report-html", "out/report.html", "--seed", "1")
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(["report: out/report.html"])
+    page = (gate.path / "out" / "report.html").read_text(encoding="utf-8")
+    assert f"mla-gate replay v1:H=1:S=1:N=70:end --backend {STUB}wrong --device cpu" in page
+    assert "✘ mla-gate: FAIL" in (gate.path / "summary.md").read_text(encoding="utf-8")
+
+
+def test_a_report_that_cannot_be_written_costs_no_verdict(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(gate.path))
+    done = gate.run("right", "-k", "random and few-heads", "--report-html", "tox.ini/report.html")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["tox.ini/report.html cannot be written: *", "GITHUB_STEP_SUMMARY=* cannot be written: *"])
+
+
 def test_two_faults_are_two_panels(gate: Gate) -> None:
     done = gate.run("two", "-k", "random and few-heads")
-    text = done.stdout.str()
-    assert "FAIL mismatch" in text
-    assert "FAIL crash" in text
-    # Two, and a third where a relation between runs shows the wrong head too.
-    done.stdout.fnmatch_lines([f"{STUB}two  few-heads * [23] * FAIL: failures"])
+    lines = [line for ledger in read_all((gate.path / ".mla-gate" / "runs").iterdir()) for line in ledger.lines]
+    found = sorted(line["fault"] for line in lines if line["kind"] == "finding")
+    assert found == ["crash", "mismatch"]
+    assert all(f"FAIL {fault}: {STUB}two × few-heads" in done.stdout.str() for fault in found)
+    done.stdout.fnmatch_lines([f"{STUB}two  few-heads * 2 * FAIL: failures"])
 
 
 def test_a_repro_folder_that_cannot_be_written_costs_no_verdict(gate: Gate) -> None:
@@ -124,6 +142,31 @@ def test_an_answer_outside_the_contract_fails_the_run(gate: Gate) -> None:
     done = gate.run("answering", "-k", "contract")
     assert done.ret == 1
     done.stdout.fnmatch_lines(["*answered instead of raising Unsupported*", f"{STUB}answering  (contract) * FAIL: failures"])
+
+
+def test_a_backend_that_takes_its_process_along_instead_of_refusing_fails_and_the_run_goes_on(gate: Gate) -> None:
+    done = gate.spawn("aborting", "-k", "contract or one-token")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "killed by SIGABRT in the backend" in done.stdout
+    assert re.search(rf"{STUB}aborting  \(contract\) +12 +12 .* FAIL: failures", done.stdout)
+    assert re.search(rf"{STUB}aborting  few-heads +1 +0 .* PASS", done.stdout)
+    (command,) = {line for line in done.stdout.splitlines() if "--relation refusal" in line and "H=9" in line} or {""}
+    assert command.startswith("mla-gate replay ")
+
+
+def test_a_contract_that_raises_is_a_crash_of_its_backend_and_the_others_go_on(gate: Gate) -> None:
+    done = gate.run(
+        "unsure", "--backend", f"{STUB}right", "--examples", "12", "-k", "few-heads or contract or pinned and lengths"
+    )
+    assert done.ret == 1
+    done.stdout.fnmatch_lines([
+        f"FAIL crash: {STUB}unsure × few-heads",
+        f"*{STUB}unsure does not say whether it can do v1:H=1:S=1:N=71:end: its why_not raised KeyError: 71",
+        f"mla-gate replay v1:H=1:S=1:N=71:end --backend {STUB}unsure --device cpu",
+    ])  # fmt: skip
+    table = {tuple(line.split()[:2]): line for line in done.stdout.lines if line.startswith(STUB)}
+    assert "FAIL: failures" in table[f"{STUB}unsure", "few-heads"]
+    assert all("PASS" in line for (backend, _), line in table.items() if backend == f"{STUB}right")
 
 
 def test_a_refusal_inside_the_contract_fails_the_run(gate: Gate) -> None:

@@ -3,6 +3,7 @@
 1. Every command block is run as it stands, line by line. Only nox is told to stay in this environment, and what a whole
    gate or the whole of these tests would take is asked in small.
 2. The verdict table has the columns that a run prints and a row for every default backend and regime.
+3. The failure panel is that of the guide, which tests/test_guide.py holds to a run.
 
 Source: README.md.
 """
@@ -73,8 +74,25 @@ def test_a_command_that_fails_is_noticed(tmp_path: Path) -> None:
 
 def table() -> list[str]:
     """Give the lines of the README's verdict table."""
-    (text,) = [text for language, text in BLOCK.findall(README) if language == "text"]
+    text, _ = texts()
     return text.splitlines()
+
+
+def texts() -> list[str]:
+    """Give what the README says was printed: the table and the panel."""
+    return [text for language, text in BLOCK.findall(README) if language == "text"]
+
+
+def test_the_failure_panel_is_that_of_the_guide() -> None:
+    guide = (ROOT / "docs" / "my-kernel-failed.md").read_text(encoding="utf-8")
+    _, panel = texts()
+    assert [text for language, text in BLOCK.findall(guide) if language == "text"] == [panel]
+
+
+def test_the_picture_is_there_and_small() -> None:
+    path = ROOT / "docs" / "report.png"
+    assert f"(docs/{path.name})" in README and path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size < 300_000
 
 
 def test_the_table_has_a_row_for_every_default_backend_and_regime() -> None:
@@ -92,4 +110,5 @@ def test_every_block_is_run_or_checked() -> None:
 
 
 def test_the_readme_fits_on_a_screen() -> None:
-    assert README.count("\n") <= 60
+    # What was printed is looked at, not read.
+    assert README.count("\n") - sum(text.count("\n") for text in texts()) <= 50

@@ -24,7 +24,7 @@ why = "for the test"
 ROW = """
 [[regime]]
 name = "narrow"
-backends = ["some-kernel*"]
+backends = ["triton-splitkv*"]
 limits = "strict"
 accuracy = 0.02
 exact = ["repeat"]
@@ -42,7 +42,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_row_is_read_as_it_stands(tmp_path: Path) -> None:
     regimes = load(written(tmp_path, LIMITS + ROW))
-    regime = regimes.of("some-kernel@main", Case(heads=12, lengths=(5,)))
+    regime = regimes.of("triton-splitkv@main", Case(heads=12, lengths=(5,)))
     assert (regime.name, regime.accuracy, regime.exact) == ("narrow", 0.02, frozenset({"repeat"}))
     assert (regime.limits.false_alarm, regime.arithmetic.probability) == (1e-9, "bf16")
     assert regimes.named("narrow") is regime
@@ -53,7 +53,7 @@ def test_a_case_without_a_regime_says_what_kept_it_out(tmp_path: Path) -> None:
     path = written(tmp_path, LIMITS + ROW)
     regimes = load(path)
     with pytest.raises(NoRegime, match=r"narrow: heads 17 is not 1 to 16.*rules\.toml"):
-        regimes.of("some-kernel", Case(heads=17, lengths=(5,)))
+        regimes.of("triton-splitkv", Case(heads=17, lengths=(5,)))
     with pytest.raises(NoRegime, match="no row names this backend"):
         regimes.of("another", Case(heads=1, lengths=(5,)))
     with pytest.raises(NoRegime, match=r"rules\.toml has narrow"):
@@ -77,9 +77,17 @@ def test_a_case_without_a_regime_says_what_kept_it_out(tmp_path: Path) -> None:
         ("accuracy = 0.02", "accuracy = 0.02\ncolour = 3", r"regime 'narrow' \(row 1\) has no key colour"),
         ('exact = ["repeat"]\nwhy = "for the test"', 'exact = ["repeat"]\nwhy = ""', r"'narrow' \(row 1\) needs a reason"),
         ('exact = ["repeat"]', 'exact = ["replay"]', "exact names replay, which is none of repeat"),
-        ('backends = ["some-kernel*"]', "backends = []", "covers no backend"),
-        ('backends = ["some-kernel*"]', 'backends = "some-kernel"', "backends takes a list of names"),
+        ('backends = ["triton-splitkv*"]', "backends = []", "covers no backend"),
+        ('backends = ["triton-splitkv*"]', 'backends = "triton-splitkv"', "backends takes a list of names"),
         ('name = "narrow"', 'name = "two words"', "needs a name of one word"),
+        ('name = "narrow"', 'name = "a/b"', "letters, digits, dots and dashes, not 'a/b'"),
+        ('name = "narrow"', 'name = ".."', "letters, digits, dots and dashes"),
+        ('backends = ["triton-splitkv*"]', 'backends = ["triton-splitvk*"]', "'triton-splitvk.', which no backend is called"),
+        ('backends = ["triton-splitkv*"]', 'backends = ["model"]', "'model', which no backend is called: there are torch-sdpa"),
+        ("accuracy = 0.02", "accuracy = 1e9", "accuracy must be a positive float below 1, for zeros are 1 off; not 1000000000"),
+        ('output = "bf16" }', 'output = "bf16", tile = 600000000000 }', r"row 1\): tile is 65536 at most, not 600000000000"),
+        ('output = "bf16" }', 'output = "bf16", splits = { kind = "even", count = 2, tile = 70000 } }', "splits.tile is 65536"),
+        ('output = "bf16" }', 'output = "bf16", splits = { kind = "even", count = 70000 } }', "splits.count is 65536"),
         ("max = 16", "max = 0", r"'narrow' \(row 1\): heads leaves no value"),
         ('["bf16"] }', '["fp9"] }', r"'narrow' \(row 1\): cache_format cannot be 'fp9'"),
         ('probability = "bf16"', 'probability = "fp9"', r"'narrow' \(row 1\): .*fp9"),
@@ -100,11 +108,11 @@ def test_a_fault_in_the_file_is_named_with_its_row_and_file(tmp_path: Path, old:
 def test_rows_that_claim_the_same_case_are_refused(tmp_path: Path) -> None:
     other = ROW.replace('"narrow"', '"other"')
     with pytest.raises(RegimesError, match="regimes 'narrow' and 'other' overlap"):
-        load(written(tmp_path, LIMITS + ROW + other.replace("some-kernel*", "*-kernel")))
+        load(written(tmp_path, LIMITS + ROW + other.replace("triton-splitkv*", "*-splitkv")))
     assert len(load(written(tmp_path, LIMITS + ROW + other.replace('["bf16"] }', '["fp16"] }'))).rows) == 2
-    assert len(load(written(tmp_path, LIMITS + ROW + other.replace("some-kernel*", "else"))).rows) == 2
+    assert len(load(written(tmp_path, LIMITS + ROW + other.replace("triton-splitkv*", "torch-sdpa"))).rows) == 2
     with pytest.raises(RegimesError, match="two rows are called 'narrow'"):
-        load(written(tmp_path, LIMITS + ROW + ROW.replace("some-kernel*", "else")))
+        load(written(tmp_path, LIMITS + ROW + ROW.replace("triton-splitkv*", "torch-sdpa")))
 
 
 def test_a_file_that_is_not_there_is_an_error_of_the_file(tmp_path: Path) -> None:

@@ -110,6 +110,15 @@ def test_a_script_makes_the_very_bytes_of_its_case(content: str, length: int) ->
     assert [len(part) for part in rows] == list(case.lengths)
 
 
+def test_a_large_pool_is_poisoned_where_that_of_the_case_is() -> None:
+    inputs = make_inputs(Case(heads=1, lengths=(3,), placement="high", pool_rows=500_000))
+    buffers = describe(inputs)
+    pool = made_by(buffers.constants + buffers.data + buffers.pool, inputs)[2]
+    for page in (0, 1, 499_995, *range(499_996, 500_000)):
+        mine = as_integers(pool).as_strided((576,), (1,), page * 576)
+        assert torch.equal(mine, as_integers(inputs.cache)[page, 0]), page
+
+
 def test_plain_content_is_a_recipe_of_a_few_lines_and_other_content_comes_along() -> None:
     plain = describe(make_inputs(Case(heads=1, lengths=(500,))))
     assert "def normal" in plain.data
@@ -156,6 +165,9 @@ class Public:
             "work": torch.empty(3, 4, dtype=torch.float32),
             "scale": 0.5,
             "missing": None,
+            "o": inputs.out[:, 0],
+            "joint": inputs.query.reshape(-1, inputs.case.heads, inputs.case.width),
+            "many": torch.arange(9000, dtype=torch.int32).view(2, -1),
         }
 
 
@@ -164,7 +176,10 @@ def test_a_public_function_is_called_with_views_of_the_scripts_buffers() -> None
     lines = call(Public(), inputs).lines
     assert "from os.path import join" in lines
     assert "q=query_nope,\n" in lines
-    scope = {"query_nope": inputs.query_nope, "cache": inputs.cache, "torch": torch, "DEVICE": "cpu"}
+    scope = {"query_nope": inputs.query_nope, "cache": inputs.cache, "query": inputs.query.contiguous(), "out": inputs.out,
+             "torch": torch, "DEVICE": "cpu", "zlib": zlib, "base64": base64}  # fmt: skip
+    (made,) = [line.split(" = ", 1)[1] for line in lines.splitlines() if line.strip().startswith("given_out = ")]
+    scope["given_out"] = eval(made, scope)
     for name, expected in Public().arguments(inputs).items():
         (expression,) = [line.strip().removeprefix(f"{name}=").rstrip(",") for line in lines.splitlines() if
                          line.strip().startswith(f"{name}=")]  # fmt: skip

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from torch import Tensor
 from harness.backends.aiter_asm_cells import EIGHT_BITS, why_no_cell
 from harness.backends.aiter_gluon import device_architecture
 from harness.backends.aiter_source import AiterSource, find_source
-from harness.backends.calling import keywords_for
+from harness.backends.calling import Step, Written, keywords_for
 from harness.backends.protocol import Capabilities, NotInstalled, Output, Unsupported
 from harness.backends.token_rows import flat_rows, ragged_rows
 from harness.backends.workspaces import poisoned_workspaces
@@ -40,6 +40,13 @@ from references.formats import FORMATS
 
 #: Backend names and the mode of each.
 MODES = {"aiter-asm-np": "plain", "aiter-asm-ps": "persistent"}
+#: The metadata in the order in which their sizes come; the call that fills them takes the second and the third the other way
+#: round.
+_METADATA = (
+    "work_meta_data", "work_indptr", "work_info_set", "reduce_indptr", "reduce_final_map", "reduce_partial_map",
+)  # fmt: skip
+#: Their names as a script has them.
+_NAMED = {name: Written(name) for name in _METADATA}
 #: Batch from which AITER answers a persistent call of 16 bf16 heads and one token by its plain kernel.
 _DOWNGRADE_BATCH = 32
 
@@ -114,9 +121,7 @@ class AiterAsm:
         reason = self.why_not(case, inputs.device)
         if reason is not None:
             raise Unsupported(f"{self.name}: {reason}")
-        needed, stated = self._arguments(inputs)
-        metadata = self._metadata(inputs, needed) if self.mode == "persistent" else {}
-        given = keywords_for(self._library.decode, {**needed, **metadata}, stated)
+        given = self._arguments(inputs, self._metadata(inputs) if self.mode == "persistent" else {})
         with poisoned_workspaces():
             _, lse = self._library.decode(**given)
         out: Tensor = given["o"]
@@ -133,7 +138,27 @@ class AiterAsm:
             return "persistent was asked; AITER takes the plain kernel for this batch"
         return self.mode
 
-    def _arguments(self, inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any]]:
+    @property
+    def public(self) -> tuple[str, str]:
+        """Name the function: its module and itself."""
+        return "aiter.mla", "mla_decode_fwd"
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """Lay out a case as the function's keyword arguments; the metadata go by the names that ``preface`` gives them."""
+        return self._arguments(inputs, _NAMED if self.mode == "persistent" else {})
+
+    def preface(self, inputs: Inputs) -> tuple[Step, ...]:
+        """List the calls that make the metadata."""
+        if self.mode != "persistent":
+            return ()
+        filling = self._filling(inputs.case, self._arguments(inputs, _NAMED), _NAMED)
+        return (
+            Step(names="sizes", place=("aiter", "get_mla_metadata_info_v1"), given=self._sizes(inputs.case)),
+            Step(names=", ".join(_METADATA), text="(torch.empty(shape, dtype=dtype, device=DEVICE) for shape, dtype in sizes)"),
+            Step(place=("aiter", "get_mla_metadata_v1"), given=filling),
+        )
+
+    def _arguments(self, inputs: Inputs, metadata: Mapping[str, Any]) -> dict[str, Any]:
         case, device = inputs.case, inputs.device
         ends, ids = ragged_rows(inputs)
         steps = torch.arange(0, (case.batch + 1) * case.query_tokens, case.query_tokens)
@@ -156,30 +181,26 @@ class AiterAsm:
             needed |= {"kv_scale": inputs.cache_scale}
         if case.lse:
             needed["return_lse"] = True
-        return needed, {"page_size": 1, "nhead_kv": 1, "causal": True}
+        return keywords_for(self._library.decode, {**needed, **metadata}, {"page_size": 1, "nhead_kv": 1, "causal": True})
 
-    def _metadata(self, inputs: Inputs, call: dict[str, Any]) -> dict[str, Any]:
-        case = inputs.case
-        types = {"q_dtype": FORMATS[case.query_format].storage, "kv_dtype": FORMATS[case.cache_format].storage}
-        sizes = keywords_for(
+    def _sizes(self, case: Case) -> dict[str, Any]:
+        """Give the arguments of the call that tells the sizes of the metadata."""
+        return keywords_for(
             self._library.metadata_info,
             {
                 "batch_size": case.batch,
                 "max_seqlen_qo": case.query_tokens,
                 "num_head_qo": case.heads,
                 "is_sparse": False,
-                **types,
+                "q_dtype": FORMATS[case.query_format].storage,
+                "kv_dtype": FORMATS[case.cache_format].storage,
             },
             {"fast_mode": True},
         )
-        # The sizes come in this order; the call that fills them takes the second and the third the other way round.
-        names = ["work_meta_data", "work_indptr", "work_info_set"]
-        names += ["reduce_indptr", "reduce_final_map", "reduce_partial_map"]
-        made = {
-            name: torch.empty(shape, dtype=dtype, device=inputs.device)
-            for name, (shape, dtype) in zip(names, self._library.metadata_info(**sizes), strict=True)
-        }
-        filled = keywords_for(
+
+    def _filling(self, case: Case, call: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the arguments of the call that fills the metadata, which ``made`` holds by the kernel's names."""
+        return keywords_for(
             self._library.metadata,
             {
                 "seqlens_qo_indptr": call["qo_indptr"],
@@ -189,9 +210,9 @@ class AiterAsm:
                 "num_heads_k": 1,
                 "is_causal": True,
                 "work_metadata_ptrs": made["work_meta_data"],
-                **{name: made[name] for name in names[1:]},
-                "dtype_q": types["q_dtype"],
-                "dtype_kv": types["kv_dtype"],
+                **{name: made[name] for name in _METADATA[1:]},
+                "dtype_q": FORMATS[case.query_format].storage,
+                "dtype_kv": FORMATS[case.cache_format].storage,
             },
             {
                 "page_size": 1,
@@ -201,7 +222,13 @@ class AiterAsm:
                 "fast_mode": True,
             },
         )
-        self._library.metadata(**filled)
+
+    def _metadata(self, inputs: Inputs) -> dict[str, Any]:
+        made = {
+            name: torch.empty(shape, dtype=dtype, device=inputs.device)
+            for name, (shape, dtype) in zip(_METADATA, self._library.metadata_info(**self._sizes(inputs.case)), strict=True)
+        }
+        self._library.metadata(**self._filling(inputs.case, self._arguments(inputs, made), made))
         return made
 
 

@@ -76,6 +76,11 @@ class AiterGluon:
             )
         return function  # type: ignore[no-any-return]
 
+    @property
+    def public(self) -> tuple[str, str]:
+        """Name the wrapper: its module and itself."""
+        return self._place, self._place.rpartition(".")[2]
+
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Say why a case lies outside the contract of this version on a device, or None."""
         if device.type == "cuda" and device_architecture(device) != ARCHITECTURE:

@@ -95,6 +95,15 @@ class AiterTriton:
             reason = self.entry.why_not_cuda(case)
         return reason
 
+    @property
+    def public(self) -> tuple[str, str]:
+        """Name the function: its module and itself."""
+        return self._place, self.entry.function
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """Lay out a case as the function's keyword arguments."""
+        return self.entry.arguments(inputs)
+
     def _path(self, modules: AiterModules) -> AbstractContextManager[None]:
         return nullcontext() if self.entry.path == "other" else _rocm_path(modules)
 

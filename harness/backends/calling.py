@@ -12,9 +12,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.backends.protocol import NotInstalled
+
+
+class Written(str):
+    """An argument of a call in a script that is an expression, not a value."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something that a script does before it calls a kernel: a call of a public function, or a line."""
+
+    #: Names that its result goes to, as they stand left of the equals sign; "" for none.
+    names: str = ""
+    #: Module and name of the function; None where it is a line.
+    place: tuple[str, str] | None = None
+    #: Keyword arguments of the call.
+    given: Mapping[str, Any] = field(default_factory=dict)
+    #: The line's expression.
+    text: str = ""
 
 
 def keywords_for(

@@ -24,7 +24,7 @@ from harness.backends.protocol import Backend, Output, Unsupported
 from harness.case import Case
 from harness.inputs import Inputs, make_inputs
 from harness.memory import unwritten
-from references.formats import FORMATS
+from references.formats import FORMATS, as_integers
 
 Check = Callable[[Backend, torch.device, Sequence[Case]], list[str]]
 
@@ -41,7 +41,6 @@ PROBES: tuple[Case, ...] = (
     Case(heads=16, lengths=(64, 3), lse=False, placement="high"),
     Case(heads=16, lengths=(64,), query_format="fp16", cache_format="bf16"),
 )
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def names_itself(backend: Backend, device: torch.device, probes: Sequence[Case]) -> list[str]:
@@ -74,7 +73,7 @@ def refuses_what_it_cannot(backend: Backend, device: torch.device, probes: Seque
         if backend.why_not(case, device) is None:
             continue
         inputs = _inputs(backend, case, device)
-        before = inputs.out.view(_BITS[inputs.out.element_size()]).clone()
+        before = as_integers(inputs.out).clone()
         try:
             backend.run(inputs)
         except Unsupported:
@@ -168,8 +167,7 @@ def repeats_itself(backend: Backend, device: torch.device, probes: Sequence[Case
         seeing = _seeing(case, inputs.device)
         rows = ... if backend.capabilities.empty_rows == "zeros" else seeing
         for name, one, two in zip(("out", "lse"), first, second, strict=False):
-            bits = _BITS[one.element_size()]
-            if not torch.equal(one.view(bits)[rows], two.view(bits)[rows]):
+            if not torch.equal(as_integers(one)[rows], as_integers(two)[rows]):
                 found.append(f"{name} differs between two runs on the same inputs: {case}")
     return found
 
@@ -181,8 +179,8 @@ def reads_the_tables(backend: Backend, device: torch.device, probes: Sequence[Ca
         first = output.out.clone()
         inputs.out.fill_(torch.nan)
         blind = dataclasses.replace(inputs, slots=torch.zeros_like(inputs.slots))
-        bits, seeing = _BITS[first.element_size()], _seeing(case, inputs.device)
-        if not torch.equal(first.view(bits)[seeing], backend.run(blind).out.view(bits)[seeing]):
+        seeing = _seeing(case, inputs.device)
+        if not torch.equal(as_integers(first)[seeing], as_integers(backend.run(blind).out)[seeing]):
             found.append(f"out changes with inputs.slots, which is the truth's own map: {case}")
     return found
 

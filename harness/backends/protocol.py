@@ -92,3 +92,14 @@ class Backend(Protocol):
         Raises:
             Unsupported: if the case lies outside the contract.
         """
+
+
+def accepts(backend: Backend, case: Case, device: torch.device) -> bool:
+    """Tell whether a backend accepts a case.
+
+    One whose ``why_not`` raises has not said no: the case is asked, and the verdict on it says what was raised.
+    """
+    try:
+        return backend.why_not(case, device) is None
+    except Exception:
+        return True

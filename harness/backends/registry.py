@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from harness.backends.protocol import Backend, NotInstalled, UnknownBackend
+from harness.region import globs_meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,14 @@ ENTRIES: Mapping[str, Entry] = {
 def names() -> list[str]:
     """List the names that can be asked for; a family stands as ``family:…``."""
     return [f"{name}:…" if entry.family else name for name, entry in ENTRIES.items()]
+
+
+def is_name(pattern: str) -> bool:
+    """Tell whether a name, or a pattern in which ``*`` stands for any text, can be that of a backend or of its versions."""
+    shapes = []
+    for name, entry in ENTRIES.items():
+        shapes += [f"{name}:*"] if entry.family else [name, f"{name}@*", *([f"{name}!*"] if entry.mistakes else [])]
+    return any(globs_meet(pattern, shape) for shape in shapes)
 
 
 def entry_of(name: str) -> Entry:

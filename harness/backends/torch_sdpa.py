@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from harness.backends.protocol import Capabilities, Output, Unsupported
 from harness.case import Case
 from harness.inputs import Inputs
+from references.formats import as_integers
 from references.precision import full_precision
 
 #: Elements of the score matrix of one block of heads: 128 MiB of fp32, of which the operator holds a few copies.
@@ -127,5 +128,4 @@ def _rows(inputs: Inputs, request: int, length: int) -> Tensor:
     position = torch.arange(length, device=inputs.device)
     page = pages.long()[position // size]
     # Indexing goes by integers of the codes' width: it is not implemented for every fp8 type.
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[inputs.cache.element_size()]
-    return inputs.cache.view(width)[page, position % size].view(inputs.cache.dtype)
+    return as_integers(inputs.cache)[page, position % size].view(inputs.cache.dtype)

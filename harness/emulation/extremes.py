@@ -19,7 +19,7 @@ import torch
 
 from harness.emulation.findings import EmulationFault, Finding, fail, site
 from harness.emulation.formats import Array
-from harness.emulation.memory import Allocation
+from harness.emulation.memory import CARRIERS, Allocation
 from harness.emulation.session import Session, emulate
 
 #: The runs, in order: when copies land, and the order of programs.
@@ -167,8 +167,7 @@ def _tensors(answer: Any, name: str = "result") -> list[tuple[str, torch.Tensor]
 
 
 def _bits(values: torch.Tensor) -> Array:
-    carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    bits: Array = values.detach().contiguous().view(carrier).numpy().copy()
+    bits: Array = values.detach().contiguous().view(CARRIERS[values.element_size()]).numpy().copy()
     return bits
 
 

@@ -28,7 +28,8 @@ _TORCH_KINDS = {
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8", torch.float8_e5m2: "fp8e5",
     torch.float8_e5m2fnuz: "fp8e5b16",
 }  # fmt: skip
-_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: Integers as wide as an element, by its bytes.
+CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Allocation:
             0 if tensor.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         )
         flat = tensor.detach().as_strided((self.size,), (1,))
-        self.codes: Array = flat.view(_CARRIERS[tensor.element_size()]).numpy().view(self.kind.storage)
+        self.codes: Array = flat.view(CARRIERS[tensor.element_size()]).numpy().view(self.kind.storage)
         self.address = tensor.data_ptr()
         #: Called with the elements before each write, for as long as it is set.
         self.before_write: Callable[[Array], None] | None = None

@@ -12,9 +12,7 @@ from __future__ import annotations
 import torch
 
 from harness.faults.scene import IllegalAccess, Scene, allocation
-
-#: Integer types of a code's bytes, by its size.
-BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+from references.formats import as_integers
 
 
 def walk(scene: Scene) -> torch.Tensor:
@@ -55,7 +53,7 @@ def read(scene: Scene, tokens: torch.Tensor) -> torch.Tensor:
 def fetch(scene: Scene, offsets: torch.Tensor) -> torch.Tensor:
     """Read rows of codes [n, D] at element offsets from the cache pointer, as integers of the code's size."""
     cache, width = scene.inputs.cache, scene.inputs.case.width
-    codes = allocation(cache).view(BYTES[cache.element_size()])
+    codes = as_integers(allocation(cache))
     last = codes.numel() - width
     absolute: torch.Tensor = offsets + int(cache.storage_offset())
     inside = (absolute >= 0) & (absolute <= last)

@@ -101,6 +101,7 @@ VARIANTS: Mapping[str, Variant] = {
         _variant("p-fp32", splits=_even(4), probability="fp32", partial="fp32"),
         _variant("p-e4m3", splits=_even(4), probability="e4m3fn", probability_scale=256.0),
         _variant("p-e4m3-448", splits=Splits(), probability="e4m3fn", probability_scale=448.0),
+        _variant("p-e4m3-row", splits=_even(16, 16), probability="e4m3fn", pivot="row", partial="fp32"),
         _variant("out-fp16", splits=_even(4), output="fp16"),
         _variant("out-fp32", splits=_even(4), output="fp32", partial="fp32"),
     )

@@ -19,6 +19,7 @@ from harness.explain import explain, explain_crash, explain_violations, told
 from harness.inputs import make_inputs
 from harness.measure import CHECKS
 from harness.regimes import ABOUT_GRAPH, ABOUT_REFUSAL, GRAPH, REFUSAL, RELATIONS, Regimes
+from harness.relations import between
 from harness.report.evidence import Grid, grids
 from harness.repro import replay_command
 from harness.run import Result
@@ -49,7 +50,8 @@ def look(result: Result, backend: Backend, regimes: Regimes, *, device: str) -> 
         device: where it ran.
     """
     fault = result.verdict.fault
-    if fault not in _ANSWERS | _LOST | _TOUCHED or result.relation is not None:
+    repeated = result.relation == "repeat" and fault in _ANSWERS | {"nondeterministic"}
+    if not repeated and (fault not in _ANSWERS | _LOST | _TOUCHED or result.relation is not None):
         return []
     try:
         if fault in _LOST:  # the kernel is not run again: it may take this process with it
@@ -57,11 +59,16 @@ def look(result: Result, backend: Backend, regimes: Regimes, *, device: str) -> 
             return told(lost, "it reads outside memory, or does not end, on this case too")
         inputs = make_inputs(result.case, device=device, output_format=backend.capabilities.output_format)
         arithmetic = regimes.of(result.backend, result.case).arithmetic
+        before = []
+        if repeated:  # as the relation does: another call in between
+            made = make_inputs(between(result.case), device=device, output_format=backend.capabilities.output_format)
+            before.append(made)
+            backend.run(made)
         output = backend.run(inputs)
         if fault in _TOUCHED:
             touched = [(violation.fault, violation.buffer) for violation in inputs.violations()]
             return told(explain_violations(result.case, arithmetic, touched), "it writes the same buffer on this case too")
-        return str(explain(inputs, output, arithmetic, rerun=backend.run)).splitlines()
+        return str(explain(inputs, output, arithmetic, before=before, rerun=None if before else backend.run)).splitlines()
     except Exception as error:  # an explanation is worth no verdict
         return [f"no explanation: {type(error).__name__}: {error}"]
 

@@ -91,15 +91,12 @@ def _number(value: Any, digits: int = 3) -> str:
     if value is None:
         return "–"
     found = number(value)
-    return (
-        "no number"
-        if math.isnan(found)
-        else "−∞"
-        if found == -math.inf
-        else "∞"
-        if math.isinf(found)
-        else f"{found:.{digits}g}"
-    )
+    if math.isnan(found):
+        return "no number"
+    if math.isinf(found):
+        return "−∞" if found < 0 else "∞"
+    # Thousands are read, powers of ten are decoded.
+    return f"{found:,.0f}" if 1000 <= abs(found) < 1e6 and digits == 3 else f"{found:.{digits}g}"
 
 
 def _cell(value: Any) -> str:

@@ -53,13 +53,18 @@ class Routed:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", MappingProxyType(self.route.choose(self.settings)))
-        able = [kernel.capabilities.devices for kernel in self.kernels.values() if not isinstance(kernel, NotInstalled)]
+        able = [kernel.capabilities for kernel in self.kernels.values() if not isinstance(kernel, NotInstalled)]
         if not able:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.kernels.items())
             raise NotInstalled(f"none of the kernels of route {self.route.name} can run here, name one to stand in with "
                                f"route:{self.route.name}+BACKEND ({reasons})")  # fmt: skip
-        devices = frozenset[str]().union(*able)
-        object.__setattr__(self, "capabilities", Capabilities(devices=devices, empty_rows="undefined", returns_lse=False))
+        capabilities = Capabilities(
+            devices=frozenset[str]().union(*(one.devices for one in able)),
+            compiled=frozenset[str]().union(*(one.compiled for one in able)),
+            empty_rows="undefined",
+            returns_lse=False,
+        )
+        object.__setattr__(self, "capabilities", capabilities)
 
     def why_not(self, case: Case, device: torch.device) -> str | None:
         """Say why a case lies outside the engine's contract on a device, or None."""
@@ -78,6 +83,8 @@ class Routed:
             return refused
         if device.type not in self.capabilities.devices:
             return f"runs on {' and '.join(sorted(self.capabilities.devices))}, not on {device}"
+        if self._arch(device) not in self.route.arch:
+            return f"the route is described for {' and '.join(self.route.arch)}, not for {self._arch(device)}"
         way = self.way(case, device)
         if way is None:
             return "the engine has no way for it"
@@ -89,14 +96,18 @@ class Routed:
         reason = kernel.why_not(way.case, device)
         return None if reason is None else f"{kernel.name} computes and cannot: {reason}"
 
+    def _arch(self, device: torch.device) -> str:
+        """Name the architecture that kernels are asked for: AMD's own, and the route's where others stand in for it."""
+        found = device_architecture(device) if device.type == "cuda" else ""
+        return found if found.startswith("gfx") else self.route.arch[0]
+
     def way(self, case: Case, device: torch.device) -> Way | None:
         """Find the way of a case."""
         gluon = self.kernels.get("aiter-gluon")
-        contracts = Contracts(
-            arch=device_architecture(device) if device.type == "cuda" else self.route.arch[0],
-            release=self.route.aiter,
-            gluon=gluon.contract if isinstance(gluon, AiterGluon) else None,
-        )
+        at_hand = gluon.contract if isinstance(gluon, AiterGluon) else None
+        # What is reported of a release is not said of the kernel at hand: that one runs.
+        release = "" if at_hand else self.route.aiter
+        contracts = Contracts(arch=self._arch(device), release=release, gluon=at_hand)
         return find_way(self.route, case, contracts, self.settings)
 
     def run(self, inputs: Inputs) -> Output:

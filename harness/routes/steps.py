@@ -57,8 +57,7 @@ def _same(out: Tensor, case: Case, argument: str) -> Tensor:
 
 def _joint(inputs: Inputs, case: Case, query: Tensor) -> Inputs:
     """Give a joint query [B, S, H, D] to the next step, as two slices of one tensor."""
-    nope, rope = query.split([case.latent, case.rope], dim=-1)
-    return replace(inputs, case=case, query_nope=nope, query_rope=rope)
+    return replace(inputs, case=case, query_nope=query[..., : case.latent], query_rope=query[..., case.latent :])
 
 
 def _ask_fused(case: Case, argument: str) -> Case:

@@ -98,7 +98,11 @@ slots = [torch.tensor([page * T + i for page in pages for i in range(T)][:N], dt
          for pages, N in zip(PAGES, LENGTHS)]
 pool = torch.zeros(POOL_ELEMENTS, dtype=CACHE_TYPE)
 if POOL_ELEMENTS < 2**28:
-    bits(pool).fill_(POISON)  # all that the kernel must not use; of a larger pool, nothing: it stays mapped lazily
+    bits(pool).fill_(POISON)  # all that the kernel must not use
+else:  # of a larger pool page 0, the pages in use and their neighbours: the rest stays mapped lazily
+    near = {0} | {page + step for pages in PAGES for page in pages for step in (-1, 0, 1)}
+    near = torch.tensor([page for page in sorted(near) if 0 <= page < POOL_PAGES])
+    bits(pool).view(POOL_PAGES, PAGE_STRIDE).index_fill_(0, near, POISON)
 cells = bits(pool).as_strided((POOL_PAGES, T, D), (PAGE_STRIDE, ROW_STRIDE, 1))
 for b in reversed(range(B)):  # the first request owns the pages that others share with it
     cells[slots[b] // T, slots[b] % T] = bits(rows[b])

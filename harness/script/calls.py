@@ -1,7 +1,8 @@
 """The call of a kernel as lines of Python.
 
-1. A backend that lays out a public function's keyword arguments (``arguments(inputs)``) is called through that function:
-   each tensor is a view of the script's own buffers, with the very strides and offset.
+1. A backend that lays out the keyword arguments (``arguments(inputs)``) of a public function (``public``: its module and
+   name) is called through that function: each tensor is a view of the script's own buffers, with the very strides and
+   offset. What must be called before it (``preface(inputs)``) is called so too.
 2. Any other backend is ours: its adaptor and all it imports of ours come packed. A kernel that has a module of its own is
    written out, so that it can be read and mended in place.
 """
@@ -13,6 +14,7 @@ import base64
 import importlib.util
 import inspect
 import json
+import re
 import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,8 +23,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from harness.backends.calling import Step, Written
 from harness.backends.protocol import Backend
 from harness.inputs import Inputs
 
@@ -45,6 +49,8 @@ _BUFFERS = (
     "query_scale",
     "cache_scale",
 )
+#: The buffer of the answer, or a view of it.
+_OUT = re.compile(r"out\b")
 #: Elements up to which a tensor that is none of them is written out.
 _WRITTEN = 4096
 
@@ -72,14 +78,15 @@ def run():
 """
 
 PUBLIC = """\
-from {module} import {function}
+{imports}
 
 
 def run():
+{steps}    given_out = {out}
     answer = {function}(
 {arguments}
     )
-    return out, {lse}
+    return given_out, {lse}
 """
 
 
@@ -97,9 +104,9 @@ class Call:
 
 def call(backend: Backend, inputs: Inputs) -> Call:
     """Find how a backend's kernel is called on inputs."""
-    lay_out = getattr(backend, "arguments", None)
-    if lay_out is not None:
-        return Call(lines=_public(backend, inputs, lay_out(inputs)))
+    public = getattr(backend, "public", None)
+    if public is not None:
+        return Call(lines=_public(backend, inputs, public))
     stem, _, label = backend.name.partition("!")[0].partition("@")
     module, file = type(backend).__module__, KERNELS.get(stem)
     lines = ADAPTOR.format(module=module, case=str(inputs.case), stem=stem, label=label or None)
@@ -121,14 +128,38 @@ def pack(needs: Iterable[str], kernel: tuple[str, str] | None) -> str:
     return lines + SOURCES.format(over=over)
 
 
-def _public(backend: Backend, inputs: Inputs, given: Mapping[str, Any]) -> str:
-    function = getattr(backend, "public", None) or ("<module>", "<function>")
-    lines = "\n".join(f"        {name}={_expression(value, inputs)}," for name, value in given.items())
-    lse = "(answer[1] if isinstance(answer, tuple) else lse)" if inputs.case.lse else "None"
-    return PUBLIC.format(module=function[0], function=function[1], arguments=lines, lse=lse)
+def _public(backend: Backend, inputs: Inputs, public: tuple[str, str]) -> str:
+    adaptor: Any = backend
+    given = {name: _expression(value, inputs) for name, value in adaptor.arguments(inputs).items()}
+    # The answer is read from the very object that was passed: a kernel may give it other memory.
+    name = next(name for name, text in given.items() if _OUT.match(text))
+    out, given[name] = given[name], "given_out"
+    steps = adaptor.preface(inputs) if hasattr(backend, "preface") else ()
+    places = dict.fromkeys([*(step.place for step in steps if step.place), public])
+    lse = "answer[1] if isinstance(answer, tuple) else lse"
+    return PUBLIC.format(
+        imports="\n".join(f"from {module} import {function}" for module, function in places),
+        steps="".join(_step(step, inputs) for step in steps),
+        out=out,
+        function=public[1],
+        arguments=_keywords(given),
+        lse=lse if inputs.case.lse and backend.capabilities.returns_lse else "None",
+    )
+
+
+def _step(step: Step, inputs: Inputs) -> str:
+    given = _keywords({name: _expression(value, inputs) for name, value in step.given.items()})
+    act = f"{step.place[1]}(\n{given}\n    )" if step.place else step.text
+    return f"    {step.names} = {act}\n" if step.names else f"    {act}\n"
+
+
+def _keywords(given: Mapping[str, str]) -> str:
+    return "\n".join(f"        {name}={text}," for name, text in given.items())
 
 
 def _expression(value: Any, inputs: Inputs) -> str:
+    if isinstance(value, Written):
+        return str(value)
     if not isinstance(value, Tensor):
         return repr(value)
     for name in _BUFFERS:
@@ -141,12 +172,21 @@ def _expression(value: Any, inputs: Inputs) -> str:
         start = f"{name}.storage_offset() + {offset // value.element_size()}" if offset else f"{name}.storage_offset()"
         typed = name if own.dtype == value.dtype else f"{name}.view({value.dtype})"
         return f"{typed}.as_strided({tuple(value.shape)}, {value.stride()}, {start})"
-    if value.numel() <= _WRITTEN and not value.is_floating_point():
+    if value.numel() == 1 or (value.numel() <= _WRITTEN and not value.is_floating_point()):
         return f"torch.tensor({value.tolist()}, dtype={value.dtype}, device=DEVICE)"
-    if value.numel() == 1:
-        return f"torch.tensor({value.tolist()}, dtype={value.dtype}, device=DEVICE)"
+    if not value.is_floating_point():
+        packed = base64.b64encode(zlib.compress(value.cpu().contiguous().numpy().tobytes(), 9)).decode()
+        data = f"bytearray(zlib.decompress(base64.b64decode({packed!r})))"
+        return f"torch.frombuffer({data}, dtype={value.dtype}).reshape({tuple(value.shape)}).to(DEVICE)"
+    joined = inputs.query.reshape(-1)
+    if value.dtype == joined.dtype and value.is_contiguous() and torch.equal(_bytes(value), _bytes(joined)):
+        return f"query.reshape({tuple(value.shape)})"
     # What is left is working memory: it holds nothing yet.
     return f"torch.full({tuple(value.shape)}, float('nan'), dtype={value.dtype}, device=DEVICE)"
+
+
+def _bytes(values: Tensor) -> Tensor:
+    return values.contiguous().view(-1).view(torch.uint8)
 
 
 def _kernel(backend: Backend, file: str) -> str:

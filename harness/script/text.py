@@ -173,7 +173,9 @@ def write_script(case: Case, backend: Backend, regime: Regime, *, rows: tuple[tu
     buffers, called, limits = describe(inputs), call(backend, inputs), row_limits(inputs, regime, rows)
     out_type = FORMATS[backend.capabilities.output_format].storage
     lse = 'torch.full((B, S, H), float("nan"), dtype=torch.float32, device=DEVICE)' if case.lse else "None"
-    package = {"a": ", aiter and a gfx950", "t": " and triton", "g": ", triton and a gfx950"}.get(backend.name[0], "")
+    needs = {"aiter-triton": ", aiter and a GPU", "aiter": ", aiter and a gfx950", "t": " and triton",
+             "g": ", triton and a gfx950"}  # fmt: skip
+    package = next((words for start, words in needs.items() if backend.name.startswith(start)), "")
     parts = [
         HEAD.format(backend=backend.name, words=in_words(case), case=case, package=package),
         pack((*buffers.needs, *called.needs), called.kernel),
@@ -197,7 +199,7 @@ def row_limits(inputs: Inputs, regime: Regime, first: tuple[tuple[int, int, int]
     problem = inputs.problem()
     truth = measure_truth(problem, oracle(problem), regime)
     norm = (truth.variance.sum(-1) * (1 + truth.row_limit * truth.spread.clamp_min(NARROW))).sqrt()
-    accurate = torch.where(truth.conditioned, regime.accuracy * truth.out.norm(dim=-1), torch.inf)
+    accurate = torch.where(truth.conditioned, regime.accuracy * truth.size, torch.inf)
     norm = torch.minimum(norm, accurate)
     element = torch.minimum(truth.variance.sqrt() * truth.element_limit, truth.hard * regime.limits.hard).amax(-1)
     live = [tuple(int(part) for part in where) for where in truth.live.nonzero()]
