@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import cli_case, cli_ledger, cli_routes
+from harness import cli_case, cli_ledger, cli_routes, cli_shapes
 from harness.cli_case import CommandError, print_json
 from harness.profiles import DEFAULT, PROFILES
 
@@ -59,8 +59,11 @@ def _expected() -> tuple[type[Exception], ...]:
     from harness.plan import PlanError
     from harness.regimes import NoRegime, RegimesError
     from harness.repro import ReproError
+    from harness.serving.trace import TraceError
+    from harness.shapes import ShapesError
 
-    return (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
+    known = (CommandError, NotInstalled, UnknownBackend, CaseError, LedgerError, PlanError, NoRegime, RegimesError, ReproError)
+    return (*known, TraceError, ShapesError)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         add("routes", cli_routes.routes, "List the routes of engines to kernels, or check some against the kernels' contracts.")
     )
 
+    shown = add(
+        "demo", _demo, "Break a kernel on purpose, and watch it be found, shrunk, explained and replayed.", as_json=False
+    )
+    shown.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: a GPU where there is one)")
+    shown.add_argument("--folder", type=Path, default=Path(".mla-gate/demo"), metavar="DIR",
+                       help="where its files go (default: .mla-gate/demo)")  # fmt: skip
+
     run = add("run", _run, "Run the gate: what pytest does on the cases, with its options and those of the plugin: "
               "--seed, --device, --examples, --repro-dir, -n 2, -k …; `pytest -p harness.plugin --help` lists them all.",
               as_json=False)  # fmt: skip
@@ -97,12 +107,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--profile", choices=tuple(PROFILES), default=DEFAULT, help=f"how much is asked (default: {DEFAULT})")
 
     for name, act, about in (
-        ("replay", cli_case.replay, "Run one case again and judge it: an id, or the JSON file of a repro."),
+        ("replay", cli_case.replay, "Run one case or serving trace again and judge it: an id, or the JSON file of a repro."),
         ("shrink", cli_case.shrink, "Walk from a failing case to the smallest one near it that fails in the same way."),
-        ("show", cli_case.show, "Say a case in words and shapes."),
+        ("show", cli_case.show, "Say a case in words and shapes, or a serving trace step by step."),
     ):
         command = add(name, act, about)
-        command.add_argument("case", metavar="ID|FILE", help="id of a case (v1:…:end), or a repro file")
+        command.add_argument("case", metavar="ID|FILE",
+                             help="id of a case (v1:…:end) or of a serving trace (trace1:…:end), or a repro file")  # fmt: skip
         if name == "show":
             continue
         command.add_argument("--backend", metavar="NAME", help="whom to ask (default: the repro's)")
@@ -118,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--seconds", type=float, default=120.0, help="how long to walk (default: 120)")
             command.add_argument("--repro-dir", type=Path, default=Path("repros"), help="where the repro goes")
 
+    shapes = add("shapes", cli_shapes.shapes, "List the production shapes: what each needs, and the first profile for a CPU.")
+    shapes.add_argument("names", nargs="*", metavar="NAME", help="only rows whose name begins so; every case of them is listed")
+
     report = add("report", cli_ledger.report, "Merge ledgers (shards, GPUs, hosts) and print their verdict table.")
     report.add_argument("ledgers", nargs="+", metavar="LEDGER", help="ledger files, or folders of them; one cut short counts")
     report.add_argument("--html", type=Path, metavar="FILE", help="write it as one HTML file")
@@ -130,6 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--fail-on", choices=("new", "all"), default="new",
                          help="what ends it with status 1: new failures, or all of the change (default: new)")  # fmt: skip
     return parser
+
+
+def _demo(given: Any) -> int:
+    from harness.demo import demo
+
+    return demo(given)
 
 
 def _backends(given: Any) -> int:

@@ -47,9 +47,12 @@ def shrink(given: Any) -> int:
     from harness.report.failure import look, panel
     from harness.repro import save
     from harness.search import Finding, nature
+    from harness.serving.trace import is_trace
     from harness.shrink import shrink as shrink_case
 
     case, relation, backend, plan = _asked(given)
+    if is_trace(relation):
+        return _shrink_trace(given, str(relation), backend, plan)
     results: dict[Any, Result] = {}
 
     def fails(near: Case) -> bool | None:
@@ -78,6 +81,39 @@ def shrink(given: Any) -> int:
     return 1
 
 
+def _shrink_trace(given: Any, relation: str, backend: Backend, plan: Plan) -> int:
+    """Walk from a failing trace to the shortest near it; return the exit status, which is that of a failure."""
+    from harness.report.failure import panel
+    from harness.repro import save
+    from harness.search import nature
+    from harness.serving.search import TraceFinding
+    from harness.serving.shrink import shrink as shrink_trace
+    from harness.serving.trace import Trace
+
+    first = Trace.parse(relation)
+    results: dict[Trace, Result] = {}
+
+    def fails(near: Trace) -> bool | None:
+        with _runner(given, str(near), backend, plan) as run:
+            results[near] = run(near.case)
+        return None if results[near].verdict.kind == "UNSUPPORTED" else nature(results[near]) == wanted
+
+    wanted = None
+    fails(first)
+    wanted = nature(results[first])
+    if wanted is None:
+        raise CommandError(f"{backend.name} does not fail on {first}: its verdict is {results[first].verdict.kind}")
+    walk = shrink_trace(first, fails, seconds=given.seconds)
+    finding = TraceFinding(result=results[walk.trace], first=first, walk=walk)
+    notes = save(finding.result, backend, plan.regimes, given.repro_dir, device=str(plan.device), finding=finding)
+    if given.json:
+        found = {"trace": str(walk.trace), "steps": walk.trace.lines, "asked": walk.asked, "complete": walk.complete}
+        print_json(found | {"notes": notes})
+    else:
+        print(panel(finding.result, device=str(plan.device), finding=finding, notes=notes))
+    return 1
+
+
 @contextmanager
 def _runner(given: Any, relation: str | None, backend: Backend, plan: Plan) -> Iterator[Callable[[Case], Result]]:
     """Make what runs a case: a child process that may be lost, or this process where that was asked for."""
@@ -100,23 +136,27 @@ def _asked(given: Any) -> tuple[Case, str | None, Backend, Plan]:
         from harness.backends.aiter_source import name_sources
 
         name_sources(given.aiter_source)
-    case, repro = _read_case(given.case)
+    case, relation, repro = _read_case(given.case)
     name = given.backend or (repro and repro.backend)
     if not name:
         raise CommandError("an id says nothing of whom to ask: add --backend NAME (mla-gate backends lists them)")
     device = given.device or (repro and repro.device)
     plan = make_plan(load(given.regimes_file), device=device, backends=[name])
-    return case, given.relation or (repro and repro.relation), plan.backends[0], plan
+    return case, given.relation or relation, plan.backends[0], plan
 
 
-def _read_case(text: str) -> tuple[Case, Any]:
+def _read_case(text: str) -> tuple[Case, str | None, Any]:
+    """Read the case and the relation that an id or a file names; the relation of a serving trace's id is the id."""
     from harness.case import Case
     from harness.repro import load as load_repro
+    from harness.serving.trace import Trace, is_trace
 
     if Path(text).is_file() or text.endswith(".json"):
         repro = load_repro(text)
-        return repro.case, repro
-    return Case.parse(text), None
+        return repro.case, repro.relation, repro
+    if is_trace(text.strip()):
+        return Trace.parse(text).case, text.strip(), None
+    return Case.parse(text), None, None
 
 
 def show(given: Any) -> int:
@@ -124,8 +164,11 @@ def show(given: Any) -> int:
     from harness.inputs import make_inputs
     from harness.ledger import plain
     from harness.script.text import in_words
+    from harness.serving.trace import is_trace
 
-    case, _ = _read_case(given.case)
+    case, relation, _ = _read_case(given.case)
+    if is_trace(relation):
+        return _show_trace(str(relation), as_json=given.json)
     inputs = make_inputs(case)
     shapes = {
         name: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, strides {list(tensor.stride())}"
@@ -137,6 +180,22 @@ def show(given: Any) -> int:
     print(f"{case}\n\n{in_words(case)}\n")
     for name, shape in shapes.items():
         print(f"{name:<15} {shape}")
+    return 0
+
+
+def _show_trace(text: str, *, as_json: bool) -> int:
+    """Say a trace in words; return the exit status."""
+    from harness.script.text import in_words
+    from harness.serving.steps import VERBS
+    from harness.serving.trace import Trace
+
+    trace = Trace.parse(text)
+    if as_json:
+        return print_json({"id": str(trace), "pool": trace.about, "steps": trace.lines, "case": str(trace.case)})
+    print(f"{trace}\n\n{trace.about}:")
+    for line, step in zip(trace.lines, trace.steps, strict=True):
+        print(f"  {line:<44} {VERBS[step.verb].about}")
+    print(f"\nits last decode:\n{in_words(trace.case)}")
     return 0
 
 

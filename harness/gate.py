@@ -37,6 +37,7 @@ from harness.report.failure import failure_fields, look, panel
 from harness.repro import replay_command, save
 from harness.run import Result
 from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
+from harness.serving.search import TraceFinding
 from harness.strategies import beyond, cases, drawable
 
 #: Seconds between two lines of progress.
@@ -185,12 +186,22 @@ class Gate:
         demanding = self.profile.demands_sensitivities
         graphs = why_not_graph(pair.backend, self.plan.device)
         named = {"backend": pair.backend.name, "regime": pair.regime.name}
-        self.ledger.write("planned", **named, demanding=demanding, no_graphs=graphs)
+        self.ledger.write("planned", **named, demanding=demanding, no_graphs=graphs, parts=self.parts)
         if pair.backend.name in self.plan.baselines:
             self.ledger.write("against", **named, baseline=self.plan.baselines[pair.backend.name].name)
 
-    def search(self, pair: Pair, relation: str | None = None) -> Outcome:
+    @property
+    def parts(self) -> int:
+        """How many searches a pair's random cases are cut into: one on a CPU, where processes are few."""
+        return self.profile.parts if self.plan.device.type == "cuda" else 1
+
+    def search(self, pair: Pair, relation: str | None = None, part: int = 0) -> Outcome:
         """Search a pair for failing cases; ``relation`` asks all of them for that one, such as GRAPH.
+
+        Args:
+            pair: who is asked, and in which regime.
+            relation: of every question; None for the profile's share of each.
+            part: which of the pair's ``parts`` searches this is.
 
         Raises:
             NoSuchCase: if no case of the regime lies in the backend's contract.
@@ -198,7 +209,8 @@ class Gate:
         device, name = self.plan.device, f"{pair.backend.name} × {pair.regime.name}"
         accepts = acceptance(pair.regime, pair.backend, device)
         seed = zlib.crc32(" ".join(filter(None, (str(self.options.seed), str(pair), relation))).encode())
-        profile = self.profile if relation is None else dataclasses.replace(self.profile, examples=self.profile.graphs)
+        examples = -(-self.profile.examples // self.parts) if relation is None else self.profile.graphs
+        profile = dataclasses.replace(self.profile, examples=examples)
         drawn = cases(pair.regime, self.profile, pair.backend, device, seed=seed)
         if relation is None:
             strategy = questions(drawn, profile)
@@ -228,7 +240,8 @@ class Gate:
             new_only=self.options.fail_on == "new",
         )
         database = self.options.database and self.options.database / pair.backend.name / pair.regime.name
-        outcome = search(strategy, asked, accepts, seed=seed, database=database)
+        # The parts share the kernels that they ask for, and no case.
+        outcome = search(strategy, asked, accepts, seed=seed + part, database=database)
         if compared and not outcome.findings:
             self.baselines.look_at_moves(pair.backend, list(asked.results.values()), self.device)
         for finding in outcome.findings:
@@ -244,13 +257,15 @@ class Gate:
             "gated",
             backend=pair.backend.name,
             regime=pair.regime.name,
+            relation=relation,
+            part=part,
             executed=outcome.executed,
             cut=outcome.cut,
             seconds=outcome.seconds,
         )
         return outcome
 
-    def failed(self, result: Result, backend: Backend, finding: Finding | None = None) -> str:
+    def failed(self, result: Result, backend: Backend, finding: Finding | TraceFinding | None = None) -> str:
         """Save the repro of a failing result, explain it, and write its failure panel."""
         regimes, device = self.plan.regimes, str(self.plan.device)
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)

@@ -188,7 +188,8 @@ def _requests(source: Case, placement: Placement, indices: tuple[int, ...]) -> l
     ]
 
 
-def _check_memory(case: Case, device: torch.device) -> None:
+def needed_bytes(case: Case, device: torch.device) -> int:
+    """Estimate the memory that a case and its truth take on a device, bytes."""
     row = (case.width + case.token_padding) * FORMATS[case.cache_format].storage.itemsize
     tokens = sum(case.lengths)
     pool = row * case.page_size * pool_pages(case)
@@ -198,8 +199,11 @@ def _check_memory(case: Case, device: torch.device) -> None:
         live = 3 * row * (tokens + case.batch * case.page_size)
         pool = 2 * live + min(pool, live if device.type == "cpu" else pool)
     # Slots and their copies; the truth works on streamed pieces, with partial results in fp64.
-    needed = pool + 32 * tokens + 32 * case.batch * case.query_tokens * case.heads * case.latent
-    free = free_bytes(device)
+    return pool + 32 * tokens + 32 * case.batch * case.query_tokens * case.heads * case.latent
+
+
+def _check_memory(case: Case, device: torch.device) -> None:
+    needed, free = needed_bytes(case, device), free_bytes(device)
     if needed > free:
         raise NotEnoughMemory(f"not run: needs {needed / 2**30:.1f} GiB on {device}, {free / 2**30:.1f} GiB are free")
 

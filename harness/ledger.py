@@ -8,7 +8,8 @@
 
 Kinds of line: ``planned`` (a regime of a backend that the run means to gate), ``result`` (one case), ``finding`` (one
 fault, shrunk), ``failure`` (what a report shows of a failing case), ``domain`` (the values that a search may draw), ``gated``
-(a search that ended), ``beyond`` (a regime that the run left out), ``split`` (which rows of which shard), ``against``,
+(a search that ended), ``beyond`` (a regime that the run left out), ``untraced`` (a regime without serving traces),
+``unasked`` (production shapes that need more than there is), ``split`` (which rows of which shard), ``against``,
 ``baseline`` and ``moved`` (harness/compare.py), ``end`` (the run's own end).
 """
 
@@ -134,7 +135,6 @@ def result_line(result: Result, phase: str) -> dict[str, Any]:
         "phase": phase,
         "case": str(result.case),
         "relation": result.relation,
-        **({"trace": result.trace} if result.trace else {}),
         "backend": result.backend,
         "regime": result.regime,
         "verdict": verdict.kind,

@@ -107,6 +107,13 @@ def limit_device_memory(device: torch.device | str, share: float) -> None:
     _SHARES[index] = share
 
 
+def total_bytes(device: torch.device) -> int:
+    """Tell how many bytes a device has in all."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return _meminfo("MemTotal")
+
+
 def free_bytes(device: torch.device) -> int:
     """Tell how many bytes may still be taken on a device."""
     if device.type == "cuda":
@@ -115,11 +122,15 @@ def free_bytes(device: torch.device) -> int:
         taken = torch.cuda.memory_allocated(index)
         # What torch keeps for itself and does not use it gives back when memory runs short.
         return int(min(free + torch.cuda.memory_reserved(index) - taken, _SHARES.get(index, 1.0) * total - taken))
+    return _meminfo("MemAvailable")
+
+
+def _meminfo(name: str) -> int:
     with open("/proc/meminfo", encoding="ascii") as lines:
         for line in lines:
-            if line.startswith("MemAvailable:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) << 10
-    raise OSError("no MemAvailable in /proc/meminfo")
+    raise OSError(f"no {name} in /proc/meminfo")
 
 
 @contextmanager

@@ -43,8 +43,15 @@ class Profile:
     related: float = 0.25
     #: On a GPU: sets of the fields that a backend compiles kernels for, shared by the cases of a search.
     kernels: int = 8
+    #: On a GPU: searches that a pair's random cases are cut into, so that several processes or GPUs can share them.
+    parts: int = 1
     #: On a GPU: captured graphs that are asked of each backend and regime.
     graphs: int = 4
+    #: Serving traces that are asked of each backend and regime, and the steps that one has at most.
+    traces: int = 3
+    trace_steps: int = 10
+    #: Production shapes of each backend and row; None for all that fit.
+    shapes: int | None = 1
     #: Rejected cases that the contract check asks of each backend.
     refusals: int = 12
 
@@ -76,7 +83,11 @@ PROFILES: Mapping[str, Profile] = {
             heads=128,
             scores=150_000,
             kernels=24,
+            parts=4,
             graphs=16,
+            traces=40,
+            shapes=None,
+            trace_steps=16,
             refusals=40,
         ),
         Profile(
@@ -91,7 +102,11 @@ PROFILES: Mapping[str, Profile] = {
             scores=2_000_000,
             explores=True,
             kernels=200,
+            parts=16,
             graphs=200,
+            traces=1000,
+            shapes=None,
+            trace_steps=24,
             refusals=200,
         ),
     )

@@ -55,8 +55,6 @@ RELATIONS: Mapping[str, str] = {
 GRAPH, ABOUT_GRAPH = "graph", "a captured graph is replayed over other inputs in the same memory"
 #: The relation of a question outside a backend's contract (harness/refusal.py), and what it is.
 REFUSAL, ABOUT_REFUSAL = "refusal", "the backend says that it cannot do the case, and must refuse it"
-#: The relation of a decode to the steps before it in a serving trace (harness/serving), and what it is.
-SERVING, ABOUT_SERVING = "serving", "the last of the decodes that a serving trace makes from one pool of pages"
 
 
 class RegimesError(ValueError):

@@ -26,6 +26,8 @@ from harness.regimes import NoRegime, Regimes
 from harness.run import Result
 from harness.script import write_script
 from harness.search import Finding
+from harness.serving.search import TraceFinding
+from harness.serving.trace import TraceError, is_trace, trace_of
 
 VERSION = 1
 
@@ -51,6 +53,8 @@ class Repro:
     message: str
     #: Relation between two runs that it broke; None for one run.
     relation: str | None = None
+    #: Steps of the serving trace whose id is the relation, for people.
+    steps: tuple[str, ...] = ()
     #: Id of the first case that showed the fault, and of the smallest passing neighbour; or None.
     first: str | None = None
     neighbour: str | None = None
@@ -68,14 +72,23 @@ class Repro:
 def replay_command(case: Case, backend: str, device: str, relation: str | None = None) -> str:
     """Give the command that replays a case on a backend, as whoever started the run would call it."""
     program = os.environ.get("MLA_GATE_COMMAND", "mla-gate")
-    parts = [str(case), "--backend", backend, "--device", device]
-    return f"{program} replay {shlex.join(parts + (['--relation', relation] if relation else []))}"
+    named = [] if relation is None or is_trace(relation) else ["--relation", relation]
+    asked = relation if relation is not None and is_trace(relation) else str(case)
+    return f"{program} replay {shlex.join([asked, '--backend', backend, '--device', device, *named])}"
 
 
 def save(
-    result: Result, backend: Backend, regimes: Regimes, folder: Path, *, device: str, finding: Finding | None = None
+    result: Result,
+    backend: Backend,
+    regimes: Regimes,
+    folder: Path,
+    *,
+    device: str,
+    finding: Finding | TraceFinding | None = None,
 ) -> list[str]:
     """Write the repro and the script of a failing result; return a line about each."""
+    trace = trace_of(result.relation)
+    walk = finding.walk if isinstance(finding, Finding) else None
     made = Repro(
         case=result.case,
         backend=result.backend,
@@ -85,15 +98,18 @@ def save(
         fault=result.verdict.fault,
         message=result.verdict.message,
         relation=result.relation,
+        steps=tuple(trace.lines) if trace else (),
         first=str(finding.first) if finding else None,
-        neighbour=str(finding.walk.neighbour) if finding and finding.walk.neighbour else None,
-        difference=finding.walk.difference if finding else "",
+        neighbour=str(walk.neighbour) if walk and walk.neighbour else None,
+        difference=walk.difference if walk else "",
         environment=environment(device),
     )
     name = _name(result)
     notes = []
     body = {"mla-gate": "repro", "version": VERSION, **plain(made), "case": str(made.case), "command": made.command}
     notes.append(_write(folder / f"{name}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n", "repro"))
+    if trace is not None:
+        return [*notes, "script not made: the fault shows after the steps before it (the repro replays them)"]
     if result.relation is not None and result.verdict.fault in ("variant", "nondeterministic"):
         return [*notes, "script not made: the fault shows between two runs (the repro replays both)"]
     try:
@@ -129,13 +145,16 @@ def load(path: Path | str) -> Repro:
         raise ReproError(f"{path}: lacks {', '.join(missing)}")
     try:
         fields["case"] = Case.parse(str(fields["case"]))
-    except CaseError as error:
+        trace_of(fields.get("relation"))
+    except (CaseError, TraceError) as error:
         raise ReproError(f"{path}: {error}") from error
+    fields["steps"] = tuple(fields.get("steps", ()))
     return Repro(**fields)
 
 
 def _name(result: Result) -> str:
-    digest = hashlib.sha256(str(result.case).encode()).hexdigest()[:8]
+    asked = result.relation if result.relation is not None and is_trace(result.relation) else str(result.case)
+    digest = hashlib.sha256(asked.encode()).hexdigest()[:8]
     return re.sub(r"[^\w.-]+", "-", f"{result.backend}-{result.verdict.fault or 'error'}-{digest}")
 
 

@@ -47,8 +47,6 @@ class Result:
     verdict: Verdict
     #: The relation between runs that was asked; None for a plain run.
     relation: str | None = None
-    #: Id of the serving trace that the case is a decode of; None for a case that stands alone.
-    trace: str | None = None
     #: Wall time of the backend's run, and of everything, seconds.
     run_seconds: float = 0.0
     seconds: float = 0.0
@@ -160,6 +158,7 @@ def attempt(
 
     Raises:
         Inexact: if the arrangement would change a value.
+        torch.OutOfMemoryError: if the GPU has no room for the inputs or the judging; what the backend asks for is its own.
     """
     regime: Regime | None = None
     before = compiled()
@@ -177,6 +176,8 @@ def attempt(
         raise
     except NotEnoughMemory as short:
         return Attempt(regime=regime, verdict=Verdict(kind="UNSUPPORTED", message=str(short)))
+    except torch.OutOfMemoryError:  # ours, not the backend's: answer() sees to it
+        raise
     except Exception:
         return Attempt(regime=regime, verdict=Verdict(kind="ERROR", message=traceback.format_exc()))
     output, failed, seconds = run_backend(lambda: backend.run(inputs), inputs, on_stage)
@@ -206,12 +207,14 @@ def _regime(regimes: Regimes, backend: Backend, case: Case) -> Regime | None:
 
 
 def judged(inputs: Inputs, output: Output, backend: Backend, regime: Regime) -> Verdict:
-    """Judge an answer, its form first; a fault of ours is an ERROR."""
+    """Judge an answer, its form first; a fault of ours is an ERROR, but for a GPU's memory, which the caller sees to."""
     try:
         wrong = malformed(inputs, output, backend)
         if wrong is not None:
             return Verdict(kind="FAIL", fault="mismatch", message=wrong)
         return judge(inputs, output, regime, empty_rows=backend.capabilities.empty_rows)
+    except torch.OutOfMemoryError:
+        raise
     except Exception:
         return Verdict(kind="ERROR", message=traceback.format_exc())
 

@@ -1,11 +1,12 @@
 """Shards: the parts of one run that CI asks on several machines.
 
-1. The unit is a row of the verdict table: everything that counts in one backend and regime is asked by one shard, its search
-   whole, with the seed it has in the unsharded run. So the merged rows are the unsharded ones, cases and findings included,
-   as long as no search is cut by its time limit and Hypothesis's example databases are the same.
-2. Rows with a search are dealt out first, one to each shard by turns, then the others: the search is what takes time.
-3. More shards than rows are an error: one of them would ask nothing, and look green.
-4. A shard writes down the rows of all, so that merging sees which are missing.
+1. The unit is a row of the verdict table: its searches are asked whole by one shard, with the seed they have in the unsharded
+   run, and what is pinned of it beside them. The production shapes of a backend are units of their own, since they spread
+   over rows. So the merged rows are the unsharded ones, cases and findings included, as long as no search is cut by its time
+   limit and Hypothesis's example databases are the same.
+2. Units with a search are dealt out first, one to each shard by turns, then the others: the search is what takes time.
+3. More shards than units are an error: one of them would ask nothing, and look green.
+4. A shard writes down the units of all, so that merging sees which are missing.
 
 Source: a search is one sequence of draws; cut into parts it would ask other cases.
 """
@@ -20,7 +21,7 @@ from harness.plan import Plan
 from harness.regimes import NoRegime
 from harness.report.rows import CONTRACT, NONE
 
-#: A row of the table: its backend and its regime.
+#: A row of the table: its backend and its regime; or a backend and the name of its shapes.
 Unit = tuple[str, str]
 
 
@@ -46,8 +47,8 @@ def shard_of(items: Sequence[pytest.Item], plan: Plan, shard: int, size: int) ->
     if size > len(units):
         named = ", ".join(f"{backend} × {regime}" for backend, regime in units) or "none"
         raise pytest.UsageError(
-            f"--shard {shard}/{size}: a run is split by the rows of its table, and this one has {len(units)} ({named}): "
-            f"ask for {len(units)} shards at most"
+            f"--shard {shard}/{size}: a run is split by the rows of its table, and of this one there are {len(units)} "
+            f"({named}): ask for {len(units)} shards at most"
         )
     mine = set(units[shard - 1 :: size])
     return units, [item for unit, several in held.items() if unit in mine for item in several]
@@ -61,13 +62,17 @@ def _parameters(item: pytest.Item) -> dict[str, object]:
 def _unit(item: pytest.Item, plan: Plan) -> Unit:
     """Name the row that a test counts in; a test of another kind is a row of its own."""
     given = _parameters(item)
-    pair = given.get("pair") or given.get("graphed")
+    pair = given.get("pair") or given.get("graphed") or given.get("served")
     if pair is not None:
         return pair.backend.name, pair.regime.name  # type: ignore[attr-defined]
     backend, asked = given.get("backend"), given.get("pin") or given.get("known")
     if backend is None:
         return "", item.nodeid
     name = backend.name  # type: ignore[attr-defined]
+    if row := given.get("row"):
+        return name, f"(shapes {row.name})"  # type: ignore[attr-defined]
+    if "row" in given:
+        return name, f"(shapes {given['row'].name})"  # type: ignore[attr-defined]
     if asked is None:
         return name, CONTRACT
     try:

@@ -88,7 +88,7 @@ def domain(regime: Regime, profile: Profile, accepts: Accepts) -> Domain:
     Raises:
         NoSuchCase: if no case is accepted.
     """
-    plain = _plain_case(accepts, regime.where)
+    plain = plain_case(accepts, regime.where)
     changes = [dict(zip(axis.fields, value, strict=True)) for axis in AXES for value in axis.values]
     others = [change for change in changes if _accepted(accepts, plain, **change)]
 
@@ -134,7 +134,7 @@ def drawable(regime: Regime, profile: Profile, accepts: Accepts) -> dict[str, li
 def beyond(regime: Regime, profile: Profile, accepts: Accepts) -> str | None:
     """Say why a regime is not for a profile on a CPU: its plainest case alone is many times what a case may be; or None."""
     try:
-        plain = _plain_case(accepts, regime.where)
+        plain = plain_case(accepts, regime.where)
     except NoSuchCase:
         return None
     scores = plain.heads * plain.query_tokens * sum(plain.lengths)
@@ -257,7 +257,7 @@ def _accepted(accepts: Accepts, plain: Case, **changes: Any) -> bool:
         return False
 
 
-def _plain_case(accepts: Accepts, where: Region) -> Case:
+def plain_case(accepts: Accepts, where: Region) -> Case:
     """Find the plainest accepted case: no field off its first value, then one, then more, within the region."""
     ranges = {field: _within(where, field, values) for field, values in _USUAL.items()}
     for choice in itertools.islice(by_distance(ranges), _TRIALS):

@@ -85,7 +85,6 @@ class _Job:
     device: str
     regimes: Path | None
     relation: str | None
-    trace: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,7 @@ def _serve(jobs: Connection, stderr: str, memory: int | None, device: str, share
         if job.regimes not in rules:
             rules[job.regimes] = load(job.regimes)
         made, own = backends[job.backend], rules[job.regimes]
-        result = answer(job.case, job.relation, made, own, device=job.device, on_stage=jobs.send, trace=job.trace)
+        result = answer(job.case, job.relation, made, own, device=job.device, on_stage=jobs.send)
         if job.device.startswith("cuda") and result.verdict.kind in ("FAIL", "ERROR") and _poisoned(job.device):
             jobs.send(_Last(result=result))
             # Not by the ordinary way: what would be torn down there waits for a device that no longer answers.
@@ -180,20 +179,19 @@ class Worker:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def run(self, case: Case, backend: str, relation: str | None = None, trace: str | None = None) -> Result:
+    def run(self, case: Case, backend: str, relation: str | None = None) -> Result:
         """Run a case on a backend, by its registry name, and judge it; whatever happens is in the result's verdict.
 
         Args:
             case: the problem.
             backend: registry name.
             relation: relation between two runs to hold it to, as for ``answer``; None for a plain run.
-            trace: id of a serving trace to ask in the case's stead, as for ``answer``.
         """
         child = self._child or self._start()
         seen = self._seen.setdefault(backend, _Seen())
         limit = max(self.limits.least, self.limits.factor * seen.slowest) if seen.hung else self.limits.first
         began, stage = time.monotonic(), "prepare"
-        job = _Job(case=case, backend=backend, device=self.device, regimes=self.regimes, relation=relation, trace=trace)
+        job = _Job(case=case, backend=backend, device=self.device, regimes=self.regimes, relation=relation)
         try:
             child.pipe.send(job)
             while child.pipe.poll(max(0.0, began + limit - time.monotonic())):
@@ -253,7 +251,6 @@ class Worker:
             regime=_regime_name(job),
             verdict=verdict,
             relation=job.relation,
-            trace=job.trace,
             seconds=seconds,
         )
 

@@ -88,7 +88,10 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
     """
     shape = (problem.batch, problem.query_tokens * problem.heads)
     elements = torch.zeros((3, *shape, problem.latent), dtype=torch.float64, device=problem.query.device)
-    rows = elements.new_tensor([0.0, 0.0, 1.0, 0.0, problem.latent, 0.0, 0.0, 0.0])[:, None, None].repeat(1, *shape)
+    rows = elements.new_zeros((len(_OF_ROWS), *shape))
+    # What rows that see nothing have: nothing, of independent tokens and elements.
+    rows[_OF_ROWS.index("effective_tokens")] = 1
+    rows[_OF_ROWS.index("effective_elements")] = problem.latent
     quick = problem.query.device.type == "cpu" and prefers_onednn(narrow=False)
     with full_precision(), onednn_products() if quick else nullcontext():
         for layout in lay_out(problem, arithmetic):
@@ -96,7 +99,7 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
             empty = tally.context.seen == 0
             for found, values in zip((elements, rows), _settle(tally), strict=True):
                 hidden = empty if found is elements else empty[..., 0]
-                found.index_copy_(1, tally.context.index, torch.stack(values).masked_fill_(hidden, 0.0))
+                found[:, tally.context.at] = torch.stack(values).masked_fill_(hidden, 0.0)
     variance, hard, exact = elements.view(3, *problem.query.shape[:3], problem.latent)
     return Budget(
         variance=variance, hard=hard, exact=exact, **dict(zip(_OF_ROWS, rows.view(-1, *problem.query.shape[:3]), strict=True))

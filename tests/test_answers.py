@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+import harness.run
+from harness.answer import answer
 from harness.backends.protocol import Backend, Capabilities, NotInstalled, Output, UnknownBackend
 from harness.backends.registry import make
 from harness.case import Case
@@ -133,3 +135,27 @@ def test_a_backend_that_cannot_be_made_says_why(module: Callable[[str], str], te
 def test_a_module_that_makes_no_backend_is_said_to(module: Callable[[str], str]) -> None:
     with pytest.raises(UnknownBackend, match="made None, which is no backend"):
         make(module("def make(name, label):\n    return None"))
+
+
+@pytest.mark.parametrize("place", ["make_inputs", "judge"])
+@pytest.mark.parametrize(("times", "expected"), [(1, "PASS"), (2, "UNSUPPORTED")])
+def test_a_gpu_without_room_for_the_judging_is_no_verdict_on_the_backend(
+    place: str, times: int, expected: str, regimes: Regimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = getattr(harness.run, place), [times]
+
+    def short(*given: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.53 GiB.")
+        return real(*given, **named)
+
+    monkeypatch.setattr(harness.run, place, short)
+    result = answer(CASE, None, RIGHT, regimes)
+    assert result.verdict.kind == expected and result.regime == "faulty"
+    assert expected == "PASS" or result.verdict.message.startswith("not run: judging it needs more memory than cpu has")
+
+
+def test_a_gpu_without_room_for_what_the_backend_takes_is_the_backend_s_crash(regimes: Regimes) -> None:
+    result = answer(CASE, None, Odd(then=fail(torch.OutOfMemoryError("Tried to allocate 400 GiB."))), regimes)
+    assert result.verdict.fault == "crash" and "400 GiB" in result.verdict.message

@@ -10,7 +10,7 @@ Source: ``triton.language.semantic`` of Triton 3.9 (``computation_type_impl``, `
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ _SMALLEST_NORMAL = 2.0**-126
 _LARGEST = (2 - 2.0**-23) * 2.0**127
 
 
+@lru_cache(maxsize=4096, typed=True)
 def kind_of_number(value: bool | int | float) -> Kind:
     """Name the type that Triton gives a Python number."""
     if isinstance(value, bool):
@@ -91,6 +92,16 @@ def promote_number(tensor: Kind, number: Kind, division: bool = False) -> Kind:
 
 def constant(value: bool | int | float, kind: Kind) -> Any:
     """Make a constant of a type, as a register value."""
+    # The zeros of both signs are equal, and would share an entry.
+    return _made(value, kind) if value else _register(value, kind)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _made(value: bool | int | float, kind: Kind) -> Any:
+    return _register(value, kind)
+
+
+def _register(value: bool | int | float, kind: Kind) -> Any:
     if kind.is_float:
         if kind is FP32:
             return np.float32(value)

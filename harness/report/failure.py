@@ -25,6 +25,8 @@ from harness.repro import replay_command
 from harness.run import Result
 from harness.script.text import in_words
 from harness.search import Finding
+from harness.serving.search import TraceFinding
+from harness.serving.trace import trace_of
 
 #: Passing neighbours that are named beside the smallest.
 OTHERS = 4
@@ -77,7 +79,7 @@ def failure_fields(
     regimes: Regimes,
     *,
     device: str,
-    finding: Finding | None,
+    finding: Finding | TraceFinding | None,
     looks: Sequence[str],
     notes: Sequence[str],
 ) -> Mapping[str, Any]:
@@ -92,10 +94,12 @@ def failure_fields(
         looks: lines about where it is wrong and what it looks like.
         notes: lines about what was saved.
     """
-    walk = finding.walk if finding else None
+    walk = finding.walk if isinstance(finding, Finding) else None
     laid: list[Grid] = []
     if result.verdict.fault in _ANSWERS and result.relation is None:
-        shown = {"smallest": result.case} | ({"first": finding.first} if finding and finding.first != result.case else {})
+        shown = {"smallest": result.case}
+        if isinstance(finding, Finding) and finding.first != result.case:
+            shown["first"] = finding.first
         for role, case in shown.items():
             laid += _laid(case, backend, regimes, device, role)
     script = next((note.removeprefix("script: ") for note in notes if note.startswith("script: ")), "")
@@ -113,7 +117,7 @@ def failure_fields(
         "neighbour": str(walk.neighbour) if walk and walk.neighbour else None,
         "difference": walk.difference if walk else "",
         "others": list(walk.others[:OTHERS]) if walk else [],
-        "complete": walk.complete if walk else True,
+        "complete": finding.walk.complete if finding else True,
         "script": _read(script),
     }
 
@@ -137,7 +141,7 @@ def panel(
     result: Result,
     *,
     device: str,
-    finding: Finding | None = None,
+    finding: Finding | TraceFinding | None = None,
     looks: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> str:
@@ -154,13 +158,13 @@ def panel(
     head = f"{verdict.kind}{f' {verdict.fault}' if verdict.fault else ''}: {result.backend} × {result.regime or 'no regime'}"
     ran = ", ".join(f"{key} {value}" for key, value in result.what_ran.items())
     about = {**RELATIONS, GRAPH: ABOUT_GRAPH, REFUSAL: ABOUT_REFUSAL}
-    related = f"  relation        {result.relation}: {about[result.relation]}" if result.relation else ""
-    lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else []), ""]
+    related = f"  relation        {result.relation}: {about[result.relation]}" if result.relation in about else ""
+    lines = [head, "", textwrap.indent(in_words(result.case), "  "), *([related] if related else []), *_steps(result), ""]
     lines += [f"  {line}" for line in badly(result)]
     lines += [f"  ran: {ran}"] if ran else []
     lines += [f"  {line}" for line in looks]
     if finding is not None:
-        lines += ["", *_shrunk(finding)]
+        lines += ["", *(_shrunk(finding) if isinstance(finding, Finding) else _shortened(finding))]
     lines += [f"  {note}" for note in notes]
     return "\n".join([*lines, replay_command(result.case, result.backend, device, result.relation)])
 
@@ -173,6 +177,24 @@ def badly(result: Result) -> list[str]:
         return result.verdict.message.rstrip().splitlines()
     lines = [f"{CHECKS[name]}: {name} {ratio:.3g} of its limit" for name, ratio in broken.items()]
     return lines + [str(found) for found in (*measured.worst_rows[:WORST_ROWS], *measured.worst_elements[:WORST_ELEMENTS])]
+
+
+def _steps(result: Result) -> list[str]:
+    """List the steps of a serving trace; the case above is its last decode."""
+    trace = trace_of(result.relation)
+    if trace is None:
+        return []
+    where = result.verdict.message.partition(":")[0]
+    at = [f"  wrong at {where}"] if where.startswith("step ") else []
+    return ["", f"  {trace.about}:", *(f"    {line}" for line in trace.lines), *at]
+
+
+def _shortened(finding: TraceFinding) -> list[str]:
+    first, walk = finding.first, finding.walk
+    lines = [f"  first seen in a trace of {len(first.steps)} steps: {first}"] if first != walk.trace else []
+    if not walk.complete:
+        lines.append("  the time for shrinking ended first: a shorter trace may fail too (mla-gate shrink walks on)")
+    return lines
 
 
 def _shrunk(finding: Finding) -> list[str]:

@@ -26,6 +26,7 @@ from harness.report.spread import Histogram, ratios, rhos, untrusted
 from harness.report.terminal import notes, verdict
 from harness.script.text import in_words
 from harness.search import EXECUTED
+from harness.serving.trace import is_trace
 
 #: Passes nearest to a limit that are listed of a regime.
 NEAREST = 8
@@ -155,7 +156,7 @@ def _part(anchor: str, row: Row, lines: Sequence[Line]) -> Part:
     domain = domain_of(lines)
     relations: dict[str, int] = {}
     for line in executed:
-        name = line["relation"] or "one run"
+        name = "serving trace" if is_trace(line["relation"]) else line["relation"] or "one run"
         relations[name] = relations.get(name, 0) + 1
     return Part(
         row=row,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from harness.ledger import Line, number
 from harness.regimes import GRAPH
 from harness.search import EXECUTED
+from harness.serving.trace import is_trace
 
 #: Regime of the row that counts refusals of cases outside a backend's contract.
 CONTRACT = "(contract)"
@@ -36,7 +37,7 @@ class Row:
     errors: int
     #: Executed cases whose check could not have failed.
     untrusted: int
-    #: Cases that were not run, for want of memory.
+    #: Cases that were not run, for want of memory or because they are too much work here.
     unrun: int
     #: Why the first of them was not; None where all were.
     short: str | None
@@ -46,6 +47,9 @@ class Row:
     graphs: int
     #: Why no graph was asked for; None where some were.
     no_graphs: str | None
+    #: Serving traces among the executed, and why none were asked for; None where some were.
+    traces: int
+    no_traces: str | None
     #: Worst measured value over its limit, and the metric's name.
     worst: float
     metric: str
@@ -81,10 +85,13 @@ class Row:
 
 
 def rows(lines: Iterable[Line]) -> list[Row]:
-    """Count rows from the lines of one run's ledgers; by backend, in order of first appearance."""
-    groups: dict[tuple[str, str], list[Line]] = {}
+    """Count rows from the lines of one run's ledgers; by backend, those that were planned first, in order of appearance."""
+    lines = list(lines)
+    groups: dict[tuple[str, str], list[Line]] = {
+        (line["backend"], row_name(line)): [] for line in lines if line["kind"] == "planned"
+    }
     for line in lines:
-        if line["kind"] in ("planned", "result", "finding", "gated"):
+        if line["kind"] in ("planned", "result", "finding", "gated", "untraced", "unasked"):
             groups.setdefault((line["backend"], row_name(line)), []).append(line)
     backends = list(dict.fromkeys(backend for backend, _ in groups))
     found = [_count(backend, regime, group) for (backend, regime), group in groups.items()]
@@ -109,7 +116,11 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
     executed = [line for line in asked if line["verdict"] in EXECUTED]
     # A random case that fails is counted by the finding it shrinks to.
     failing = sum(line["verdict"] == "FAIL" and line["phase"] != "search" and not line.get("excused") for line in asked)
+    unasked = [line for line in lines if line["kind"] == "unasked"]  # each process of a run says the same
+    short = [line["reason"] for line in unasked] + [line["message"] for line in asked if line["verdict"] == "UNSUPPORTED"]
     worst, metric = _worst(executed)
+    planned = [line for line in lines if line["kind"] == "planned"]
+    ended = {line.get("part", 0) for line in lines if line["kind"] == "gated" and line.get("relation") is None}
     return Row(
         backend=backend,
         regime=regime,
@@ -117,18 +128,20 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
         failures=failing + sum(line["kind"] == "finding" for line in lines),
         errors=verdicts["ERROR"],
         untrusted=verdicts["UNTRUSTED"],
-        unrun=0 if regime == CONTRACT else verdicts["UNSUPPORTED"],
-        short=next((line["message"] for line in asked if line["verdict"] == "UNSUPPORTED"), None),
+        unrun=0 if regime == CONTRACT else verdicts["UNSUPPORTED"] + max((line["cases"] for line in unasked), default=0),
+        short=next((said for said in short if said), None),
         compiled=sum(line.get("compiled", 0) for line in results),
         graphs=sum(line["relation"] == GRAPH for line in executed),
+        traces=sum(is_trace(line["relation"]) for line in executed),
+        no_traces=next((line["reason"] for line in lines if line["kind"] == "untraced"), None),
         no_graphs=next((line["no_graphs"] for line in lines if line.get("no_graphs")), None),
         worst=worst,
         metric=metric,
         seen=_seen(executed),
         seconds=sum(line["seconds"] for line in results),
-        planned=any(line["kind"] == "planned" for line in lines),
-        ended=any(line["kind"] == "gated" for line in lines),
-        demanding=any(line["kind"] == "planned" and line["demanding"] for line in lines),
+        planned=bool(planned),
+        ended=len(ended) >= max((line.get("parts", 1) for line in planned), default=1),
+        demanding=any(line["demanding"] for line in planned),
     )
 
 

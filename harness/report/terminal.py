@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from harness.report.rows import CONTRACT, Row
 
 _HEADS = (
-    "backend", "regime", "cases", "failures", "untrusted", "worst ratio", "never seen", "compiled", "graphs", "time", "verdict",
+    "backend", "regime", "cases", "failures", "untrusted", "worst ratio", "never seen", "compiled", "graphs", "traces",
+    "time", "verdict",
 )  # fmt: skip
 #: Columns whose entries are words; numbers stand to the right.
 _WORDS = frozenset({"backend", "regime", "worst ratio", "never seen", "verdict"})
@@ -45,17 +46,19 @@ def verdict(found: Sequence[Row]) -> str:
 
 
 def notes(found: Sequence[Row]) -> list[str]:
-    """Say which cases were not run and why, and where no graph was asked for, one string a line."""
+    """Say which cases were not run and why, and where no graph or trace was asked for, one string a line."""
     said = [
         f"not run: {row.backend} × {row.regime}: {row.unrun} of {row.executed + row.unrun} cases; {row.short}"
         for row in found
         if row.unrun
     ]
-    reasons: dict[str, list[str]] = {}
-    for row in found:
-        if row.no_graphs:
-            reasons.setdefault(row.no_graphs, []).append(row.regime)
-    return said + [f"no graphs asked of {', '.join(dict.fromkeys(regimes))}: {reason}" for reason, regimes in reasons.items()]
+    for what in ("graphs", "traces"):
+        reasons: dict[str, list[str]] = {}
+        for row in found:
+            if reason := getattr(row, f"no_{what}"):
+                reasons.setdefault(reason, []).append(row.regime)
+        said += [f"no {what} asked of {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
+    return said
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -74,6 +77,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         never,
         str(row.compiled) if row.compiled else "–",
         "–" if contract else "not asked" if row.no_graphs else str(row.graphs),
+        "–" if contract else "not asked" if row.no_traces else str(row.traces),
         f"{row.seconds:.1f} s",
         f"FAIL: {row.reason}" if row.reason else f"PASS, {row.unrun} not run" if row.unrun else "PASS",
     )

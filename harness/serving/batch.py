@@ -52,23 +52,30 @@ class Buffers:
         tables = self._tables(case, batch)
         out = self._give(f"out of {size}", (*rows, shape.latent), FORMATS[self.output_format].storage, output=True)
         lse = self._give(f"lse of {size}", rows, torch.float32, output=True) if shape.lse else None
-        scales = {}
-        for name in ("query_scale", "cache_scale"):
-            scales[name] = self._give(name, (1,), torch.float32).fill_(getattr(shape, name))
         return Inputs(
             case=case,
             device=self.arena.device,
             query_nope=nope,
             query_rope=rope,
             cache=cache,
-            **tables,
+            block_table=tables["block_table"],
+            kv_indptr=tables["kv_indptr"],
+            kv_indices=tables["kv_indices"],
             lengths=lengths,
-            **scales,
+            query_scale=self._give("query_scale", (1,), torch.float32).fill_(shape.query_scale),
+            cache_scale=self._give("cache_scale", (1,), torch.float32).fill_(shape.cache_scale),
             out=out,
             lse=lse,
-            slots=torch.empty(0, dtype=torch.int64, device=self.arena.device),
+            slots=self._slots(batch).to(self.arena.device),
             arena=self.arena,
         )
+
+    def _slots(self, batch: Batch) -> Tensor:
+        """List the slots of the batch's tokens as the engine believes them; int64 [sum of lengths]."""
+        size = self.setup.shape.page_size
+        lists = zip(batch.entries, batch.lengths, strict=True)
+        slots = [pages[token // size] * size + token % size for pages, length in lists for token in range(length)]
+        return torch.tensor(slots, dtype=torch.int64)
 
     def _tables(self, case: Case, batch: Batch) -> dict[str, Tensor | None]:
         pages = self.setup.pages

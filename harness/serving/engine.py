@@ -26,7 +26,7 @@ POINTS: Mapping[str, str] = {
     "shared": "whether a page that is to be written is another's too",
     "copied": "groups in which a page is copied before it is written",
     "written": "groups in which new rows are written",
-    "released": "pages that a request gives up",
+    "over": "pages that a request gives up after a rejection",
     "freed": "whether a page that a request gave up is free now",
     "forked": "page ids of the new request",
     "kept": "tokens of a request after rejection",
@@ -49,10 +49,11 @@ class Moment:
     engine: Engine
     #: The request, or "" where there is none.
     request: str = ""
-    #: The group of layers, the layer, and the row of the batch; 0 where there is none.
+    #: The group of layers, the layer, the row of the batch, and the rows of the batch; 0 where there is none.
     group: int = 0
     layer: int = 0
     row: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,7 @@ class Engine:
         return page
 
     def _give(self, request: str, pages: list[int]) -> None:
-        for page in self.at("released", pages, request=request):
+        for page in pages:
             self.counts[page] -= 1
             if self.at("freed", self.counts[page] == 0, request=request):
                 self.free.append(page)
@@ -158,7 +159,7 @@ class Engine:
         table, needed = self.tables[request], -(-kept // self.setup.shape.page_size)
         self.lengths[request], over = kept, table[needed:]
         del table[needed:]
-        self._give(request, over)
+        self._give(request, self.at("over", over, request=request))
 
     def fork(self, source: str, request: str) -> None:
         """Start a request on the pages of another."""
@@ -209,15 +210,16 @@ class Engine:
         """State what the kernel is told in one group of layers."""
         entries, lengths, columns = [], [], []
         for row in range(step.rows):
+            where = {"group": group, "row": row, "rows": step.rows}
             if row < len(step.requests):
                 name = step.requests[row]
-                pages = self.at("entries", list(self.tables[name]), request=name, group=group, row=row)
-                length = self.at("length", self.lengths[name], request=name, group=group, row=row)
+                pages = self.at("entries", list(self.tables[name]), request=name, **where)
+                length = self.at("length", self.lengths[name], request=name, **where)
             else:
-                pages, length = self.at("padding", ([], 0), group=group, row=row)
+                pages, length = self.at("padding", ([], 0), **where)
             entries.append(pages)
             lengths.append(length)
-            columns.append(self.at("columns", list(range(len(pages))), group=group, row=row))
+            columns.append(self.at("columns", list(range(len(pages))), **where))
         return Batch(entries=entries, columns=columns, lengths=tuple(lengths))
 
     def view(self, group: int, layer: int) -> Any:

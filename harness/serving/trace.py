@@ -178,6 +178,20 @@ class Trace:
             raise TraceError(f"{text!r}: {error}") from None
 
 
+def trace_of(relation: str | None) -> Trace | None:
+    """Read the trace that a question's relation names by its id; None where it names none.
+
+    Raises:
+        TraceError: if the id is at fault.
+    """
+    return Trace.parse(relation) if relation is not None and is_trace(relation) else None
+
+
+def is_trace(relation: str | None) -> bool:
+    """Tell whether a question's relation is the id of a trace."""
+    return relation is not None and relation.startswith(f"{VERSION}:")
+
+
 def mended(setup: Setup, steps: Iterable[Step]) -> Trace:
     """Make a trace of the steps that can be done; the others are left out."""
     truth, kept = setup.truth(), []
