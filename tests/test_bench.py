@@ -80,6 +80,4 @@ def test_findings_can_be_read_by_a_program(capsys: pytest.CaptureFixture[str], m
 def test_an_unknown_measure_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["sped"])
-    assert (
-        "no measure is called sped: there are speed-bf16, speed-fp8, memory, rate, settings," in capsys.readouterr().err
-    )
+    assert "no measure is called sped: there are speed-bf16, speed-fp8, memory, rate, settings," in capsys.readouterr().err
