@@ -11,10 +11,12 @@ Source: the cases are those that the gate draws.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -44,6 +46,8 @@ CASE_SECONDS, MUTANT_SECONDS = 60.0, 120.0
 #: Where cases come from: half from each. Under emulation the largest cases of the gate profile take seconds, and a mutant
 #: that lives is asked all of them.
 _PROFILES = (PROFILES["smoke"], dataclasses.replace(PROFILES["gate"], tokens=5000, batch=40, scores=60_000))
+#: prctl's option that names the signal a process gets when its parent dies.
+_PR_SET_PDEATHSIG = 1
 #: How long the loss of a process, or the end of its time, may go unseen.
 _TICK = 0.2
 
@@ -124,6 +128,7 @@ def best_first(asked: Sequence[Question], catches: Mapping[Case, int]) -> list[Q
 
 def _ask(build: Callable[[Path], Backend], path: Path, asked: Sequence[Question], pipe: Connection) -> None:
     """Run a mutant in this process until it is caught; tell each step through the pipe."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     # What the mutant prints is not ours to show.
     sink = os.open(os.devnull, os.O_WRONLY)
