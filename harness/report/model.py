@@ -10,6 +10,7 @@ Source: the kinds of line are those of ``harness.ledger``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from harness.report.spread import Histogram, ratios, rhos, untrusted
 from harness.report.terminal import notes, verdict
 from harness.script.text import in_words
 from harness.search import EXECUTED
-from harness.serving.trace import is_trace
+from harness.serving.trace import Trace, TraceError, is_trace
 
 #: Passes nearest to a limit that are listed of a regime.
 NEAREST = 8
@@ -217,7 +218,7 @@ def _failures(anchor: str, row: Row, lines: Sequence[Line]) -> list[Failure]:
                 words=in_words(case) if case else "",
                 phase="finding" if line["kind"] == "finding" else line["phase"],
                 relation=relation,
-                about={**RELATIONS, GRAPH: ABOUT_GRAPH, REFUSAL: ABOUT_REFUSAL}.get(relation or "", ""),
+                about=_about(relation),
                 verdict=line["verdict"],
                 fault=line["fault"] or "",
                 message=line["message"],
@@ -263,3 +264,11 @@ def _rho(line: Line) -> tuple[float | None, float | None]:
     if not z > 0 or not rho > 1:
         return rho, None
     return rho, float((1 + limit * (rho**2 - 1) / z) ** 0.5)
+
+
+def _about(relation: str | None) -> str:
+    """Say what a relation is; of a serving trace its steps."""
+    if relation is not None and is_trace(relation):
+        with contextlib.suppress(TraceError):
+            return f"a decode after these steps of an engine: {'; '.join(map(str, Trace.parse(relation).steps))}"
+    return {**RELATIONS, GRAPH: ABOUT_GRAPH, REFUSAL: ABOUT_REFUSAL}.get(relation or "", "")
