@@ -194,6 +194,9 @@ def gate(session: nox.Session) -> None:
     nox -s gate -- --profile nightly              smoke, gate or nightly: how many cases, how large
     nox -s gate -- --backend aiter-gluon          only this backend; may be given more than once
     nox -s gate -- --regime bh16bn128 --seed 7    only this regime; another seed
+    nox -s gate -- --shard 2/4                    the second of four parts; mla-gate report puts them together
+    nox -s gate -- --aiter-source OLD=base --aiter-source NEW=change --baseline base
+                                                  base against change: the same cases on both, and what differs
     """
     env = set_up(session, "triton") | {"MLA_GATE_COMMAND": "nox -s mla-gate --"}
     chosen = [] if names_a(session, "cases") else ["cases"]
@@ -205,18 +208,34 @@ def gate(session: nox.Session) -> None:
 
 @nox.session(name="mla-gate", venv_backend="none")
 def mla_gate(session: nox.Session) -> None:
-    """Run the mla-gate command in the environment that `nox -s gate` has made.
+    """Run the mla-gate command in the environment of `nox -s gate`.
 
     nox -s mla-gate -- --help
     nox -s mla-gate -- backends                   what can run here, and why the others cannot
     nox -s mla-gate -- replay repros/FILE.json    one case again, by its file or its id
     """
+    command(session, *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def demo(session: nox.Session) -> None:
+    """Break a kernel on purpose, and watch it be found, shrunk, explained and replayed: in under a minute, after the set-up.
+
+    nox -s demo
+    nox -s demo -- --folder DIR                   where its files go
+    """
+    command(session, "demo", *session.posargs)
+
+
+def command(session: nox.Session, *arguments: str) -> None:
+    """Run the mla-gate command in the environment of `nox -s gate`, which is made where there is none."""
     made = ROOT / ".nox" / "gate" / "bin" / "python"
+    here = probe(sys.executable).distributions
+    if not made.exists() and any(canonicalize_name(one.name) not in here for one in requirements()):
+        session.run(sys.executable, "-m", "nox", "--install-only", "-s", "gate", external=True)
     python = str(made) if made.exists() else sys.executable
-    if probe(python).torch is None:
-        session.error("there is no environment to run it in yet: nox -s gate makes one")
     env = variables(python) | {"MLA_GATE_COMMAND": "nox -s mla-gate --"}
-    session.run(python, "-m", "harness.cli", *session.posargs, env=env, external=True)
+    session.run(python, "-m", "harness.cli", *arguments, env=env, external=True)
 
 
 @nox.session

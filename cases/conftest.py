@@ -17,7 +17,7 @@ from harness.shapes import regime_of, shape_rows
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each test its pairs of backend and regime, its backends, or its pinned cases."""
-    wanted = set(metafunc.fixturenames) & {"pair", "graphed", "served", "row", "backend", "pin", "known"}
+    wanted = set(metafunc.fixturenames) & {"pair", "part", "graphed", "served", "row", "backend", "pin", "known"}
     if not wanted:
         return
     gate = planned(metafunc.config)
@@ -31,7 +31,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif "pair" in wanted:
         whole = [pair for pair in plan.pairs if wholly_known(pair.backend.name, pair.regime.name) is None]
         asked = [pair for pair in whole if gate.beyond(pair) is None]
-        metafunc.parametrize("pair", asked, ids=str)
+        several = gate.parts > 1
+        found = [(pair, part) for pair in asked for part in range(gate.parts)]
+        metafunc.parametrize(
+            ("pair", "part"), found, ids=[f"{pair}-{part + 1}" if several else str(pair) for pair, part in found]
+        )
     elif "graphed" in wanted:
         # Where none can be captured the table says so; a test that asks nothing would look green.
         asked = [pair for pair in plan.pairs if why_not_graph(pair.backend, plan.device) is None]

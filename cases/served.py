@@ -28,9 +28,10 @@ def serve(gate: Gate, pair: Pair) -> search.Served:
         # Not by gate.run, which asks the case alone where a relation does not apply.
         return gate.isolation.run(trace.case, pair.backend, str(trace))
 
-    served = search.serve(pair, gate.profile, run, gate.record, device=gate.plan.device, seed=seed)
+    served = search.serve(pair, gate.profile, run, gate.record, device=gate.plan.device, seed=seed, excuses=gate.excuses)
     if served.finding is not None:
-        gate.ledger.write("finding", **result_line(served.finding.result, "shrink"), first=str(served.finding.first))
+        line, shared = result_line(served.finding.result, "shrink"), gate.baselines.shares(served.finding.result)
+        gate.ledger.write("finding", **line, first=str(served.finding.first), shared=shared)
     return served
 
 

@@ -9,9 +9,9 @@ from harness.plan import Pair
 from harness.strategies import NoSuchCase
 
 
-def test_backend_agrees_with_the_reference(mla_gate: Gate, pair: Pair, request: pytest.FixtureRequest) -> None:
+def test_backend_agrees_with_the_reference(mla_gate: Gate, pair: Pair, part: int, request: pytest.FixtureRequest) -> None:
     try:
-        outcome = mla_gate.search(pair)
+        outcome = mla_gate.search(pair, part=part)
     except NoSuchCase as error:
         pytest.fail(f"{pair}: {error}", pytrace=False)
     # Not by record_property, which warns where JUnit's newer schema is chosen.

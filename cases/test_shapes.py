@@ -17,7 +17,7 @@ def test_backend_agrees_on_the_production_shapes(mla_gate: Gate, backend: Backen
     said, names = [], []
     for shape in shapes(mla_gate, row, backend):
         result = mla_gate.ask(shape.case, backend, "shapes")
-        if result.verdict.kind in ("FAIL", "ERROR"):
+        if result.verdict.kind in ("FAIL", "ERROR") and not mla_gate.excuses(result):
             names.append(shape.name)
             if len(said) < EXPLAINED:
                 said.append(f"{shape.name}\n{mla_gate.failed(result, backend)}")

@@ -59,7 +59,7 @@ def flatten(case: Case, output: Output, known: Format) -> Actual:
         out=decode(codes, known).double(),
         unwritten=unwritten(codes),
         lse=lse,
-        live=(seen > 0).repeat_interleave(case.heads, dim=1).to(codes.device),
+        live=(seen > 0).repeat_interleave(case.heads, dim=1).to(codes.device, non_blocking=True),
     )
 
 

@@ -26,7 +26,7 @@ from harness.verdict import Verdict
 #: Puts a question to a backend: case, backend, relation.
 Run = Callable[[Case, Backend, str | None], Result]
 #: Phases of cases that the baseline is asked whatever came out.
-COUNTED = frozenset({"search", "pinned", "contract"})
+COUNTED = frozenset({"search", "pinned", "shapes", "contract"})
 
 
 class Baselines:

@@ -1,4 +1,4 @@
-"""The reference's speed and memory, measured as ratios.
+"""The speed and memory of reference and judge, measured as ratios and counts.
 
 1. A ratio's two sides are measured in one process, by turns, and each side's best time counts: a busy machine slows both.
 2. What is asked is printed beside what was measured. A bench informs; it never fails a run.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from harness import judging
 from references.decode import Problem, mla_decode
 from references.formats import find
 from references.precision import full_precision
@@ -170,6 +171,20 @@ def rate_against_product(*, length: int = 8192, rounds: int = 5) -> Finding:
     return Finding(name=name, value=rate / plain, asked=asked, met=rate >= 0.8 * plain, detail=detail)
 
 
+def cost_of_judging(*, cases: int = 60) -> Finding:
+    """Count what judging a small case costs, and time it: on a GPU where there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = judging.cost(judging.small_cases(cases), device)
+    each = found.operations.total() / found.cases
+    return Finding(
+        name=f"operations to judge a small case, on {device}",
+        value=each,
+        asked="at most 1500",
+        met=each <= 1500,
+        detail=found.told(),
+    )
+
+
 #: Every measure, by the name it is asked for with.
 MEASURES: dict[str, Callable[[], Finding]] = {
     "speed-bf16": partial(speed_against_loop, "bf16"),
@@ -177,6 +192,7 @@ MEASURES: dict[str, Callable[[], Finding]] = {
     "memory": memory_of_a_million_tokens,
     "rate": rate_against_product,
     "settings": rates_by_setting,
+    "judging": cost_of_judging,
 }
 
 

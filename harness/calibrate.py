@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class Calibration:
     regime: str
     #: Results that were judged, in order.
     results: list[Result] = field(default_factory=list)
+    #: What each took of this process's CPU, seconds; none where a ledger was read.
+    seconds: list[float] = field(default_factory=list)
     #: Distance of the reference from the oracle, in units that ``doubt`` limits; by case where asked for.
     strays: list[float] = field(default_factory=list)
 
@@ -86,6 +89,9 @@ class Calibration:
             lines.append(f"{name:24}" + _quantiles([take(one) for one in found]))
         if self.strays:
             lines.append(f"{'reference / oracle':24}" + _quantiles(self.strays))
+        if self.seconds:
+            mean = sum(self.seconds) / len(self.seconds)
+            lines.append(f"{f'CPU s ({mean:.3g} a case)':24}" + _quantiles(self.seconds))
         lines.extend(self._furthest())
         for title, count in (("seen", self._seen()), ("passed", self._passed())):
             lines.append(f"{title}: " + (", ".join(f"{name} {share}" for name, share in count.items()) or "none"))
@@ -152,7 +158,9 @@ def calibrate(
     )
     @given(case=cases(regime, profile, backend, device))
     def ask(case: Case) -> None:
+        began = time.process_time()
         found.results.append(run_case(case, backend, regimes, device=device))
+        found.seconds.append(time.process_time() - began)
         if with_strays:
             found.strays.append(_stray(case, regime, device))
 

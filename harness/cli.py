@@ -92,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         add("routes", cli_routes.routes, "List the routes of engines to kernels, or check some against the kernels' contracts.")
     )
 
+    shown = add(
+        "demo", _demo, "Break a kernel on purpose, and watch it be found, shrunk, explained and replayed.", as_json=False
+    )
+    shown.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX (default: a GPU where there is one)")
+    shown.add_argument("--folder", type=Path, default=Path(".mla-gate/demo"), metavar="DIR",
+                       help="where its files go (default: .mla-gate/demo)")  # fmt: skip
+
     run = add("run", _run, "Run the gate: what pytest does on the cases, with its options and those of the plugin: "
               "--seed, --device, --examples, --repro-dir, -n 2, -k …; `pytest -p harness.plugin --help` lists them all.",
               as_json=False)  # fmt: skip
@@ -137,6 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--fail-on", choices=("new", "all"), default="new",
                          help="what ends it with status 1: new failures, or all of the change (default: new)")  # fmt: skip
     return parser
+
+
+def _demo(given: Any) -> int:
+    from harness.demo import demo
+
+    return demo(given)
 
 
 def _backends(given: Any) -> int:

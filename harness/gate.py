@@ -34,14 +34,12 @@ from harness.profiles import PROFILES, Profile
 from harness.regimes import REFUSAL, load
 from harness.relations import ALL
 from harness.report.failure import failure_fields, look, panel
+from harness.report.progress import Progress
 from harness.repro import replay_command, save
 from harness.run import Result
-from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
+from harness.search import Finding, Outcome, Question, Search, questions, search
 from harness.serving.search import TraceFinding
 from harness.strategies import beyond, cases, drawable
-
-#: Seconds between two lines of progress.
-PROGRESS_SECONDS = 10.0
 
 
 class Gate:
@@ -51,7 +49,7 @@ class Gate:
         """Take what was asked for; ``say`` shows a line of progress."""
         self.options = options
         self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
-        self._next_word = time.monotonic() + PROGRESS_SECONDS
+        self._last_word = time.monotonic()
 
     @cached_property
     def plan(self) -> Plan:
@@ -186,12 +184,22 @@ class Gate:
         demanding = self.profile.demands_sensitivities
         graphs = why_not_graph(pair.backend, self.plan.device)
         named = {"backend": pair.backend.name, "regime": pair.regime.name}
-        self.ledger.write("planned", **named, demanding=demanding, no_graphs=graphs)
+        self.ledger.write("planned", **named, demanding=demanding, no_graphs=graphs, parts=self.parts)
         if pair.backend.name in self.plan.baselines:
             self.ledger.write("against", **named, baseline=self.plan.baselines[pair.backend.name].name)
 
-    def search(self, pair: Pair, relation: str | None = None) -> Outcome:
+    @property
+    def parts(self) -> int:
+        """How many searches a pair's random cases are cut into: one on a CPU, where processes are few."""
+        return self.profile.parts if self.plan.device.type == "cuda" else 1
+
+    def search(self, pair: Pair, relation: str | None = None, part: int = 0) -> Outcome:
         """Search a pair for failing cases; ``relation`` asks all of them for that one, such as GRAPH.
+
+        Args:
+            pair: who is asked, and in which regime.
+            relation: of every question; None for the profile's share of each.
+            part: which of the pair's ``parts`` searches this is.
 
         Raises:
             NoSuchCase: if no case of the regime lies in the backend's contract.
@@ -199,7 +207,8 @@ class Gate:
         device, name = self.plan.device, f"{pair.backend.name} × {pair.regime.name}"
         accepts = acceptance(pair.regime, pair.backend, device)
         seed = zlib.crc32(" ".join(filter(None, (str(self.options.seed), str(pair), relation))).encode())
-        profile = self.profile if relation is None else dataclasses.replace(self.profile, examples=self.profile.graphs)
+        examples = -(-self.profile.examples // self.parts) if relation is None else self.profile.graphs
+        profile = dataclasses.replace(self.profile, examples=examples)
         drawn = cases(pair.regime, self.profile, pair.backend, device, seed=seed)
         if relation is None:
             strategy = questions(drawn, profile)
@@ -208,17 +217,14 @@ class Gate:
         self.ledger.write(
             "domain", backend=pair.backend.name, regime=pair.regime.name, **drawable(pair.regime, profile, accepts)
         )
-        counts: dict[str, int] = {}
+        progress = Progress(name, profile, self._last_word)
 
         def heard(result: Result, phase: str) -> None:
             self.record(result, phase)
-            kind = phase if phase == "shrink" else result.verdict.kind
-            counts[kind] = counts.get(kind, 0) + 1
-            if time.monotonic() > self._next_word:
-                self._next_word = time.monotonic() + PROGRESS_SECONDS
-                done = sum(count for kind, count in counts.items() if kind in EXECUTED)
-                shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-                self._say(f"mla-gate: {name}: {done} of {profile.examples} cases; {shown}")
+            line = progress.heard(result, phase)
+            if line is not None:
+                self._last_word = progress.last_word
+                self._say(line)
 
         compared = bool(self.plan.baselines)
         asked = Search(
@@ -229,7 +235,8 @@ class Gate:
             new_only=self.options.fail_on == "new",
         )
         database = self.options.database and self.options.database / pair.backend.name / pair.regime.name
-        outcome = search(strategy, asked, accepts, seed=seed, database=database)
+        # The parts share the kernels that they ask for, and no case.
+        outcome = search(strategy, asked, accepts, seed=seed + part, database=database)
         if compared and not outcome.findings:
             self.baselines.look_at_moves(pair.backend, list(asked.results.values()), self.device)
         for finding in outcome.findings:
@@ -245,6 +252,8 @@ class Gate:
             "gated",
             backend=pair.backend.name,
             regime=pair.regime.name,
+            relation=relation,
+            part=part,
             executed=outcome.executed,
             cut=outcome.cut,
             seconds=outcome.seconds,

@@ -135,7 +135,10 @@ def run_graph(
         return answer
 
     for about, each in kept[1:]:
-        laid = _lay(memory, each, backend, device)
+        try:
+            laid = _lay(memory, each, backend, device)
+        except NotEnoughMemory as short:  # what the graph keeps is missing now
+            return result(Verdict(kind="UNSUPPORTED", message=f"{about}: {short}"), regime.name, seconds, first)
         _, failed, _ = run_backend(again, laid, on_stage)
         found = failed or judged(laid, answer, backend, regimes.of(backend.name, each))
         if found.kind not in ("PASS", "UNTRUSTED"):

@@ -10,6 +10,7 @@ Source: docs/numerics.md, "What is checked".
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ FINE = FORMATS["fp32"].unit_roundoff
 MEAN = 8
 #: Bytes of softmax weights that a yardstick keeps; those of more requests are worked out anew when they are asked for.
 KEPT_BYTES = 512 << 20
+#: Rows that wrong answers are looked for in first where a request has many more.
+SOME_ROWS = 16
 #: Divides by what may be zero: a zero over it is zero, anything else is beyond every limit.
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -74,21 +77,29 @@ class Yardstick:
     conditioned: Tensor
     problem: Problem
     #: Softmax weights of requests, as far as they fit in memory.
-    kept: dict[tuple[int, ...], Weights]
+    kept: dict[tuple[tuple[int, ...], bool], Weights]
 
     @property
     def requests(self) -> list[int]:
         """Requests in which some row sees a token."""
         return [request for request, length in enumerate(self.problem.lengths) if length]
 
-    def weights(self, requests: tuple[int, ...]) -> Weights:
-        """Weigh requests; what is kept of an earlier time is not worked out again."""
-        known = self.kept.get(requests)
+    @property
+    def some(self) -> Tensor | None:
+        """Rows of a request that are looked at first, int64 [n]; None where all are, as on a GPU, where they cost the same."""
+        rows, device = self.live.shape[1], self.live.device
+        if device.type != "cpu" or rows <= 2 * SOME_ROWS:
+            return None
+        return torch.arange(SOME_ROWS, device=device) * rows // SOME_ROWS
+
+    def weights(self, requests: tuple[int, ...], *, some: bool = False) -> Weights:
+        """Weigh requests, all rows or some; what is kept of an earlier time is not worked out again."""
+        known = self.kept.get((requests, some))
         if known is not None:
             return known
-        found = weigh(self.problem, requests)
+        found = weigh(self.problem, requests, self.some if some else None)
         if sum(weights.size for weights in self.kept.values()) + found.size <= KEPT_BYTES:
-            self.kept[requests] = found
+            self.kept[requests, some] = found
         return found
 
 
@@ -131,7 +142,7 @@ def measure_truth(problem: Problem, answer: Answer, regime: Regime) -> Yardstick
     seen = torch.tensor([visible(length, problem.query_tokens) for length in problem.lengths])
     live, limits = seen > 0, regime.limits
     count = int(live.sum()) * problem.heads
-    live = live.repeat_interleave(problem.heads, dim=1).to(out.device)
+    live = live.repeat_interleave(problem.heads, dim=1).to(out.device, non_blocking=True)
     lse_quantile = element_limit(count, limits.false_alarm)
     return Yardstick(
         regime=regime,
@@ -159,16 +170,15 @@ def recentre(yardstick: Yardstick, answer: Answer) -> Yardstick:
     return replace(yardstick, out=out, lse=lse)
 
 
-def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, requests: list[int] | None = None) -> Ratios:
-    """Measure errors of all requests, or of some.
+def measure(yardstick: Yardstick, error: Tensor, lse_error: Tensor | None, at: Any = ...) -> Ratios:
+    """Measure errors of all requests and rows, or of some.
 
     Args:
         yardstick: the case's.
         error: output less truth, fp64 [..., B, R, L], or [..., G, R, L] of some requests.
         lse_error: the same of the lse, fp64 [..., B, R] or [..., G, R]; None where there is none.
-        requests: which requests, or None for all.
+        at: index of these requests and rows in [B, R].
     """
-    at = slice(None) if requests is None else requests
     regime, variance = yardstick.regime, yardstick.variance[at]
     size = error.abs()
     square = error.square().sum(-1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from harness.case import Case
 from harness.weights import Weights
+from references.problem import pick, place
 
 #: How far the scale sensitivities are off.
 PER_CENT = 0.01
@@ -32,8 +33,10 @@ class View:
     weights: Weights
     #: The truth of all requests in fp64, so that a wrong answer that equals it is known to, [B, R, L].
     out: Tensor
-    #: The truth of these requests, fp64 [G, R, L].
+    #: The truth of these requests and rows, fp64 [G, R, L].
     truth: Tensor
+    #: Which rows of a request are looked at, int64; None for all.
+    rows: Tensor | None = None
     #: Of each request the tokens at which splits begin, the first (0) left out.
     split_edges: list[list[int]]
     #: Tokens of a tile; 0 if the kernel has none.
@@ -41,8 +44,14 @@ class View:
 
     @property
     def by_head(self) -> Tensor:
-        """The same, fp64 [G, S, H, L]."""
-        return self.truth.view(-1, self.case.query_tokens, self.case.heads, self.case.latent)
+        """The truth of these requests and all rows, fp64 [G, S, H, L]."""
+        truth = self.out[pick(self.weights.requests, self.out.device)]
+        return truth.view(-1, self.case.query_tokens, self.case.heads, self.case.latent)
+
+    def looked_at(self, answer: Tensor) -> Tensor:
+        """Take the rows that are looked at from an answer of all, [G, R, L] or [G, S, H, L]."""
+        answer = answer.flatten(1, -2)
+        return answer if self.rows is None else answer[:, self.rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +96,20 @@ def _mean(view: View) -> Wrong:
 def _other_request(view: View) -> Wrong | None:
     if view.case.batch == 1:
         return None
-    return Wrong(out=view.out[[(request + 1) % view.case.batch for request in view.weights.requests]])
+    following = pick([(request + 1) % view.case.batch for request in view.weights.requests], view.out.device)
+    return Wrong(out=view.looked_at(view.out[following]))
 
 
 def _other_head(view: View) -> Wrong | None:
     if view.case.heads == 1:
         return None
-    return Wrong(out=view.by_head.roll(1, dims=2).flatten(1, 2))
+    return Wrong(out=view.looked_at(view.by_head.roll(1, dims=2)))
 
 
 def _other_token(view: View) -> Wrong | None:
     if view.case.query_tokens == 1:
         return None
-    return Wrong(out=view.by_head.roll(1, dims=1).flatten(1, 2))
+    return Wrong(out=view.looked_at(view.by_head.roll(1, dims=1)))
 
 
 def _value_scale_dropped(view: View) -> Wrong | None:
@@ -145,7 +155,7 @@ def _edge(view: View, edges: list[list[int]]) -> Wrong | None:
     turns = zip(edges, view.weights.requests, strict=True)
     middles = [one[len(one) // 2] - 1 + request % 2 if one else 0 for one, request in turns]
     visible = view.weights.visible
-    tokens = torch.tensor(middles, device=visible.device)[:, None].expand_as(visible)
+    tokens = place(middles, visible.device)[:, None].expand_as(visible)
     return _dropped(view, tokens, [bool(one) for one in edges])
 
 
@@ -175,7 +185,7 @@ def _foreign_page(view: View) -> Wrong | None:
     if max(pages) < 2:
         return None
     # A request of less than two pages reads whatever is there, and is not asked.
-    middle = torch.tensor([[size * (whole // 2) if whole > 1 else size] for whole in pages], device=weights.visible.device)
+    middle = place([[size * (whole // 2) if whole > 1 else size] for whole in pages], weights.visible.device)
     lost = middle + torch.arange(size, device=middle.device)
     tokens = torch.cat([lost - size, lost], -1)
     index = tokens[:, None].expand(-1, weights.visible.shape[1], -1)

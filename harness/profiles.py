@@ -43,6 +43,8 @@ class Profile:
     related: float = 0.25
     #: On a GPU: sets of the fields that a backend compiles kernels for, shared by the cases of a search.
     kernels: int = 8
+    #: On a GPU: searches that a pair's random cases are cut into, so that several processes or GPUs can share them.
+    parts: int = 1
     #: On a GPU: captured graphs that are asked of each backend and regime.
     graphs: int = 4
     #: Serving traces that are asked of each backend and regime, and the steps that one has at most.
@@ -81,6 +83,7 @@ PROFILES: Mapping[str, Profile] = {
             heads=128,
             scores=150_000,
             kernels=24,
+            parts=4,
             graphs=16,
             traces=40,
             shapes=None,
@@ -99,6 +102,7 @@ PROFILES: Mapping[str, Profile] = {
             scores=2_000_000,
             explores=True,
             kernels=200,
+            parts=16,
             graphs=200,
             traces=1000,
             shapes=None,

@@ -1,11 +1,12 @@
 """Shards: the parts of one run that CI asks on several machines.
 
-1. The unit is a row of the verdict table: everything that counts in one backend and regime is asked by one shard, its search
-   whole, with the seed it has in the unsharded run. So the merged rows are the unsharded ones, cases and findings included,
-   as long as no search is cut by its time limit and Hypothesis's example databases are the same.
-2. Rows with a search are dealt out first, one to each shard by turns, then the others: the search is what takes time.
-3. More shards than rows are an error: one of them would ask nothing, and look green.
-4. A shard writes down the rows of all, so that merging sees which are missing.
+1. The unit is a row of the verdict table: its searches are asked whole by one shard, with the seed they have in the unsharded
+   run, and what is pinned of it beside them. The production shapes of a backend are units of their own, since they spread
+   over rows. So the merged rows are the unsharded ones, cases and findings included, as long as no search is cut by its time
+   limit and Hypothesis's example databases are the same.
+2. Units with a search are dealt out first, one to each shard by turns, then the others: the search is what takes time.
+3. More shards than units are an error: one of them would ask nothing, and look green.
+4. A shard writes down the units of all, so that merging sees which are missing.
 
 Source: a search is one sequence of draws; cut into parts it would ask other cases.
 """
@@ -20,7 +21,7 @@ from harness.plan import Plan
 from harness.regimes import NoRegime
 from harness.report.rows import CONTRACT, NONE
 
-#: A row of the table: its backend and its regime.
+#: A row of the table: its backend and its regime; or a backend and the name of its shapes.
 Unit = tuple[str, str]
 
 
@@ -46,7 +47,7 @@ def shard_of(items: Sequence[pytest.Item], plan: Plan, shard: int, size: int) ->
     if size > len(units):
         named = ", ".join(f"{backend} × {regime}" for backend, regime in units) or "none"
         raise pytest.UsageError(
-            f"--shard {shard}/{size}: a run is split by the rows of its table, and this one has {len(units)} ({named}): "
+            f"--shard {shard}/{size}: a run is split by its rows, and this one has {len(units)} ({named}): "
             f"ask for {len(units)} shards at most"
         )
     mine = set(units[shard - 1 :: size])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from references.formats import FORMATS, decode
-from references.problem import Problem, gather
+from references.problem import Problem, gather, pick, place
 
 #: Rows decoded at a time: 16384 rows of 576 fp64 values are 72 MiB.
 PIECE = 16384
@@ -94,18 +94,20 @@ class Weights:
         return _decode(self.problem, self.slots.gather(1, tokens))[..., :latent] * scale
 
 
-def weigh(problem: Problem, requests: tuple[int, ...]) -> Weights:
-    """Compute the scores and softmax weights of requests that have tokens."""
+def weigh(problem: Problem, requests: tuple[int, ...], chosen: Tensor | None = None) -> Weights:
+    """Compute the scores and softmax weights of requests that have tokens; of all rows, or of those chosen, int64."""
     device, heads = problem.query.device, problem.heads
     lengths = [problem.lengths[request] for request in requests]
     spans = [[problem.starts[request], length - 1] for request, length in zip(requests, lengths, strict=True)]
-    start, last = torch.tensor(spans, device=device).T[..., None]
+    start, last = place(spans, device).T[..., None]
     tokens = torch.arange(max(lengths), device=device)
     slots = problem.slots[start + torch.minimum(tokens, last)]
-    query = decode(problem.query[list(requests)], FORMATS[problem.query_format]).double() * problem.query_scale
-    query = query.view(len(requests), -1, problem.width)
+    query = decode(problem.query[pick(requests, device)], FORMATS[problem.query_format]).double() * problem.query_scale
+    query = query.reshape(len(requests), -1, problem.width)
     seen = (last + 1 - torch.arange(problem.query_tokens - 1, -1, -1, device=device)).clamp_(min=0)
     visible = seen.repeat_interleave(heads, 1)
+    if chosen is not None:
+        query, visible = query[:, chosen], visible[:, chosen]
     rows = _decode(problem, slots) if slots.numel() <= PIECE else None
     scores = query.new_empty(*query.shape[:2], slots.shape[1])
     step = slots.shape[1] if rows is not None else max(1, PIECE // len(requests))

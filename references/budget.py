@@ -11,6 +11,8 @@ Derivation, o = sum_j p_j v_j with p the softmax of the scores s:
 - Rounding moves x by at most u |x|, by at most h among subnormals (u the unit roundoff, h half the smallest subnormal), and
   by at most |x|. The error is uniform within half a spacing, so its mean square is spacing^2 / 12. What lies below h becomes
   zero, all of it with the same sign: that is a shift sum_j p_j v_j over the flushed tokens, not a variance.
+- A probability is rounded relative to a maximum in use: its tile's running one, its split's or its row's. What is declared is
+  one extreme, the row's is the other, and other tiles, splits and orders lie between: see ``terms.either``.
 - A score error d_j moves o by sum_j p_j (v_j - o) (e^d_j - 1) / (1 + sum p (e^d - 1)), the quotient because the sum moves too.
   Its weighted mean deviation obeys Cauchy and Schwarz, sum_j a_j |v_j - o| <= sqrt(sum_j a_j  sum_j a_j (v_j - o)^2): the
   bound. For the variance, what fp32 does to a score's sum and exponential is the token's own; an error of the scale is common
@@ -88,7 +90,10 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
     """
     shape = (problem.batch, problem.query_tokens * problem.heads)
     elements = torch.zeros((3, *shape, problem.latent), dtype=torch.float64, device=problem.query.device)
-    rows = elements.new_tensor([0.0, 0.0, 1.0, 0.0, problem.latent, 0.0, 0.0, 0.0])[:, None, None].repeat(1, *shape)
+    rows = elements.new_zeros((len(_OF_ROWS), *shape))
+    # What rows that see nothing have: nothing, of independent tokens and elements.
+    rows[_OF_ROWS.index("effective_tokens")] = 1
+    rows[_OF_ROWS.index("effective_elements")] = problem.latent
     quick = problem.query.device.type == "cpu" and prefers_onednn(narrow=False)
     with full_precision(), onednn_products() if quick else nullcontext():
         for layout in lay_out(problem, arithmetic):
@@ -96,7 +101,7 @@ def budget(problem: Problem, arithmetic: Arithmetic) -> Budget:
             empty = tally.context.seen == 0
             for found, values in zip((elements, rows), _settle(tally), strict=True):
                 hidden = empty if found is elements else empty[..., 0]
-                found.index_copy_(1, tally.context.index, torch.stack(values).masked_fill_(hidden, 0.0))
+                found[:, tally.context.at] = torch.stack(values).masked_fill_(hidden, 0.0)
     variance, hard, exact = elements.view(3, *problem.query.shape[:3], problem.latent)
     return Budget(
         variance=variance, hard=hard, exact=exact, **dict(zip(_OF_ROWS, rows.view(-1, *problem.query.shape[:3]), strict=True))

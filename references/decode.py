@@ -25,7 +25,7 @@ from torch import Tensor
 
 from references.formats import decode, find
 from references.precision import full_precision, onednn_products, prefers_onednn
-from references.problem import Answer, Problem, gather, visible
+from references.problem import Answer, Problem, gather, pick, place, visible
 
 __all__ = ["Answer", "Problem", "mla_decode"]
 
@@ -65,7 +65,7 @@ def mla_decode(problem: Problem, *, piece_bytes: int | None = None, working: tor
     with full_precision():
         for first in range(0, len(order), group):
             requests = order[first : first + group]
-            index = torch.tensor(requests, device=device)
+            index = pick(requests, device)
             part_out, part_lse = _stream(problem, requests, limit, dtype)
             out[index], lse[index] = part_out.to(torch.float32), part_lse.to(torch.float32)
     shape = (problem.batch, problem.query_tokens, problem.heads)
@@ -155,11 +155,13 @@ def _stream(problem: Problem, requests: list[int], limit: int, dtype: torch.dtyp
     """Stream some requests, the longest first: output [G, S*H, L] and log-sum-exp [G, S*H]."""
     device = problem.query.device
     lengths = [problem.lengths[request] for request in requests]
-    starts = torch.tensor([problem.starts[request] for request in requests], device=device)
-    last = torch.tensor(lengths, device=device) - 1
-    seen = torch.tensor([visible(length, problem.query_tokens) for length in lengths], device=device)
+    starts = place([problem.starts[request] for request in requests], device)
+    last = place(lengths, device) - 1
+    seen = place([visible(length, problem.query_tokens) for length in lengths], device)
     rows, latent = problem.query_tokens * problem.heads, problem.latent
-    query = _decode(problem.query[requests], problem.query_format, dtype).reshape(len(requests), rows, problem.width)
+    query = _decode(problem.query[pick(requests, device)], problem.query_format, dtype).reshape(
+        len(requests), rows, problem.width
+    )
     on_cpu = not query.is_cuda and dtype == torch.float32
     score = _Products(onednn=on_cpu and prefers_onednn(narrow=_narrow(problem, query)))
     weigh = _Products(onednn=on_cpu and prefers_onednn(narrow=False))

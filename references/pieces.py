@@ -21,7 +21,7 @@ from torch import Tensor
 
 from references.arithmetic import Arithmetic
 from references.formats import decode, find
-from references.problem import Problem, gather, visible
+from references.problem import Problem, gather, pick, place, visible
 
 #: Bytes that the temporaries of a piece may take.
 _PIECE_BYTES = 160 << 20
@@ -121,23 +121,24 @@ class Context:
         self.problem, self.layout, self._change = problem, layout, keys
         device, requests = problem.query.device, layout.requests
         self.rows = problem.query_tokens * problem.heads
-        self.index = torch.tensor(requests, device=device)
-        chosen = problem.query if requests == tuple(range(problem.batch)) else problem.query[self.index]
+        self.at = pick(requests, device)
         #: Decoded query, fp64 [G, R, D].
-        self.query = decode(chosen, find(problem.query_format)).double().view(len(requests), self.rows, problem.width)
+        self.query = (
+            decode(problem.query[self.at], find(problem.query_format)).double().reshape(len(requests), self.rows, problem.width)
+        )
         if query:
             self.query = query(self.query, problem.query_scale)
         seen = [visible(problem.lengths[request], problem.query_tokens) for request in requests]
         #: Tokens that each row sees, int64 [G, R, 1].
-        self.seen = torch.tensor(seen, device=device).repeat_interleave(problem.heads, 1)[..., None]
+        self.seen = place(seen, device).repeat_interleave(problem.heads, 1)[..., None]
         # First token of each split, and the one after its last, [G, K]; then the request's first slot.
         count = layout.splits
         spans = [
             [[*edges[:-1], *[edges[-1]] * (count + 1 - len(edges))], [*edges[1:], *[edges[-1]] * (count + 1 - len(edges))]]
             for edges in layout.edges
         ]
-        self._begin, self._end = torch.tensor(spans, device=device).unbind(1)
-        self._offset = torch.tensor([[problem.starts[request]] for request in requests], device=device)
+        self._begin, self._end = place(spans, device).unbind(1)
+        self._offset = place([[problem.starts[request]] for request in requests], device)
         self._kept: Piece | None = None
 
     def pieces(self) -> Iterator[Piece]:

@@ -79,8 +79,8 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def waves(turns: Tensor) -> Tensor:
-    """Take cosine and sine of turns, [2, ...]."""
-    angle = turns.frac().mul_(2 * math.pi)
+    """Take cosine and sine of turns, fp32 [2, ...]."""
+    angle = turns.frac().to(torch.float32).mul_(2 * math.pi)
     return torch.stack([angle.cos(), angle.sin()])
 
 
@@ -187,8 +187,9 @@ class Coherence:
 
 def _quotient(waves: Tensor, plain: Tensor) -> Tensor:
     """Divide coherent by incoherent mean squares, [G, 2 H, P, R, m] by [G, P, R, m], the larger of P; fp64 [G, R, 1]."""
-    shares = torch.tensor(_HARMONICS * 2, dtype=torch.float32, device=waves.device)
-    coherent, incoherent = torch.einsum("ghprm,h->gpr", waves.square(), shares), plain.sum(-1)
+    # Cosines first, then sines.
+    powers = waves.square().sum(-1).view(len(waves), 2, len(_HARMONICS), *plain.shape[1:-1]).sum(1).unbind(1)
+    coherent, incoherent = sum(map(torch.mul, powers, _HARMONICS)), plain.sum(-1)
     factors = torch.where(incoherent > 0, coherent / incoherent, 1.0)
     return factors.clamp_(min=1).amax(1)[..., None].double()
 

@@ -17,6 +17,7 @@ from references.arithmetic import Arithmetic
 from references.formats import find
 from references.partials import Partials
 from references.pieces import Context, Piece, Softmax
+from references.problem import place
 from references.spread import Coherence, TokenSharing, probe
 from references.terms import InUse, Moments, ProbabilityErrors, RowSizes, either, probability_errors, score_errors
 
@@ -44,7 +45,7 @@ class Tally:
             updates, depth = -(-longest // tile), longest + len(edges)
             varies = self.merges or (arithmetic.pivot == "tile" and updates > 1)
             counts.append([updates, depth, min(depth, tile + updates + len(edges)), len(edges), varies])
-        stacked = torch.tensor(counts, dtype=torch.float64, device=self.out.device)
+        stacked = place(counts, self.out.device, torch.float64)
         self.updates, self.depth, self.sum_depth, self.edges, self._varies = stacked[..., None, None].unbind(1)
         self.in_use = InUse(arithmetic, truth, varies=any(count[-1] for count in counts))
         self.rounded = rounded

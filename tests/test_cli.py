@@ -45,7 +45,7 @@ def as_json(ask: Ask, *arguments: str) -> tuple[int, Any]:
     return status, json.loads(out)
 
 
-COMMANDS = ("backends", "regimes", "routes", "run", "replay", "shrink", "show", "report", "compare")
+COMMANDS = ("backends", "demo", "regimes", "routes", "run", "replay", "shrink", "show", "report", "compare")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -6,17 +6,20 @@ A CPU captures nothing, so here a graph is a call that runs again with what it w
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness import graphs
 from harness.backends.protocol import Capabilities, Output
 from harness.cache import pool_pages
 from harness.case import Case
 from harness.graphs import replays, run_graph, why_not_graph
 from harness.inputs import Inputs
+from harness.memory import NotEnoughMemory
 from harness.regimes import load
 from harness.run import Result
 from references.oracle import oracle
@@ -111,6 +114,20 @@ def test_a_run_that_cannot_be_captured_says_so() -> None:
     verdict = run_graph(CASE, Captured(run=by_tensors), REGIMES, device="cpu", capture=capture).verdict
     assert verdict.fault == "crash"
     assert "right, but cannot be captured" in verdict.message and "not permitted" in verdict.message
+
+
+def test_memory_that_is_gone_once_the_graph_is_kept_costs_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = itertools.count()
+
+    def lay(memory: Inputs, case: Case, backend: Captured, device: torch.device) -> Inputs:
+        if next(asked) == 2:
+            raise NotEnoughMemory("needs 9 GiB")
+        return whole(memory, case, backend, device)
+
+    whole = graphs._lay
+    monkeypatch.setattr(graphs, "_lay", lay)
+    verdict = ask(by_tensors).verdict
+    assert (verdict.kind, verdict.message) == ("UNSUPPORTED", "longer contexts: needs 9 GiB")
 
 
 def test_the_cases_of_a_graph_fit_one_memory() -> None:

@@ -34,6 +34,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "telling": (
         "harness.report", "harness.plugin", "harness.plugin_options", "harness.cli", "harness.cli_case", "harness.cli_ledger",
         "harness.cli_routes", "harness.cli_shapes", "harness.gate", "harness.merge", "harness.compare", "harness.shards",
+        "harness.demo",
     ),
     "cases": ("cases",),
     "finding": ("harness",),

@@ -208,6 +208,18 @@ def test_ledgers_of_several_processes_are_one_table(tmp_path: Path) -> None:
     assert row.executed == 2
 
 
+def test_a_row_has_ended_when_all_of_its_searches_have(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "a.jsonl", {})
+    writer.write("planned", backend="b", regime="r", demanding=False, parts=2)
+    writer.write("result", **result_line(result(), "search"))
+    writer.write("gated", backend="b", regime="r", relation="graph", part=0)
+    for part in (0, 0):
+        writer.write("gated", backend="b", regime="r", relation=None, part=part)
+        assert rows(read(tmp_path / "a.jsonl").lines)[0].reason == "not finished"
+    writer.write("gated", backend="b", regime="r", relation=None, part=1)
+    assert rows(read(tmp_path / "a.jsonl").lines)[0].reason is None
+
+
 def test_what_a_run_left_out_is_said_once(tmp_path: Path) -> None:
     for name in ("gw0", "gw1"):
         writer = Writer(tmp_path / f"{name}.jsonl", {})

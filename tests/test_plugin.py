@@ -64,7 +64,7 @@ def test_a_right_backend_passes_and_the_table_says_what_was_executed(gate: Gate)
         "*= mla-gate =*",
         "backend * regime * cases * failures * untrusted * worst ratio * never seen * time * verdict",
         f"{STUB}right  few-heads *  0 *  PASS",
-        f"{STUB}right  more-heads *  0 *  PASS",
+        f"{STUB}right  more-heads *  0 *  PASS, * not run",
         f"{STUB}right  (contract)  *12 *  0 *  PASS",
         "mla-gate: PASS, * cases executed",
         "profile smoke, --seed 0, ledger .mla-gate/runs/*",
@@ -291,9 +291,10 @@ def test_the_plugin_may_be_named_also_where_it_is_installed() -> None:
 
 
 def test_a_long_run_shows_progress(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.gate.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("harness.report.progress.SECONDS", 0.0)
     done = gate.run("right", "-k", "random and few-heads")
-    done.stderr.fnmatch_lines([f"mla-gate: {STUB}right × few-heads: * of 30 cases; *"])
+    line = f"mla-gate: {STUB}right × few-heads: * of 30 cases; * PASS*; worst * *; about * s left"
+    done.stderr.fnmatch_lines([line])
 
 
 def test_a_run_that_is_killed_leaves_a_ledger_that_tells_what_ran(gate: Gate) -> None:

@@ -14,12 +14,14 @@ from harness.backends.protocol import NotInstalled, UnknownBackend, Unsupported
 from harness.case import Case
 from harness.cli import main
 from harness.inputs import make_inputs
+from harness.regimes import load
 from harness.routes.backend import Routed, names
 from harness.routes.check import BATCHES, HEADS, QUERY_TOKENS, Cell, Checked, check, ranges, runs, show
 from harness.routes.contracts import KERNELS, REPORTS, Contracts
 from harness.routes.record import FILES, RouteError, find_route, read_routes
 from harness.routes.steps import STEPS
 from harness.routes.way import find_way
+from harness.run import run_case
 from tests.route_standins import stood_in
 
 CPU = torch.device("cpu")
@@ -62,6 +64,13 @@ def cells(checked: Checked, outcome: str, kernel: str, *, says: str = "", behind
 
 
 # -- records ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_may_be_one_of_an_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD.replace("[[route.rule]]", '[[route.rule]]\narch = ["gfx942"]'), encoding="utf-8")
+    route = read_routes((path,))["made-up"]
+    assert route.rule(KIMI, "gfx942", {"mode": "one"}) is not None and route.rule(KIMI, "gfx950", {"mode": "one"}) is None
 
 
 def test_every_route_says_where_it_was_read_and_every_rule_why() -> None:
@@ -178,6 +187,14 @@ def test_between_the_check_finds_the_cell_without_metadata() -> None:
     assert {cell.query_tokens for cell in raised if cell.heads == 12} == {5, 6, 7, *range(9, 16)}
 
 
+def test_both_changes_together_end_the_process_at_12_heads() -> None:
+    checked = check(find_route("vllm-50563-on-50578"), heads=(8, 12))
+    ended = cells(checked, "abort", "aiter-asm-np", says="no kernel: plain, bf16 query, fp8 cache, 16 heads, 1 query tokens")
+    assert {(cell.heads, cell.query_tokens) for cell in ended} == {(12, 1)} and {cell.batch for cell in ended} == set(BATCHES)
+    verdict = run_case(KIMI, stood_in("vllm-50563-on-50578"), load()).verdict
+    assert (verdict.kind, verdict.fault) == ("FAIL", "crash") and "Aborted" in verdict.message
+
+
 def test_after_51011_nothing_ends_badly_and_the_rounded_query_is_said() -> None:
     checked = check(find_route("vllm-51011"))
     assert checked.failing == 0 and checked.served > 20_000
@@ -253,7 +270,7 @@ Ask = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("harness.cli._sees_gpu", lambda: True)  # or the command would change how Triton is imported
 
     def run(*arguments: str) -> tuple[int, str, str]:
         status = main(("routes", *arguments))

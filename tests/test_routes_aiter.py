@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="AITER's modules import triton, which is not installed here")
 
@@ -64,6 +65,15 @@ def test_aiters_own_second_stage_merges_splits_that_a_kernel_of_its_own_table_di
     assert run_case(ONE, backend, load()).verdict.kind == "PASS"
     verdict = run_case(RAGGED, backend, load()).verdict
     assert verdict.kind == "FAIL" and verdict.fault in UNWRITTEN, verdict.message
+
+
+@needs_source
+def test_aiters_own_table_has_no_entry_for_five_tokens_of_sixteen_heads(library: Any) -> None:
+    choose = library.decode.__globals__["get_meta_param"]
+    with pytest.raises(KeyError, match="80"):
+        choose(None, 2, sum(DRAFT.lengths), 16, DRAFT.query_tokens, torch.float8_e4m3fn)
+    splits, _ = choose(None, 2, sum(RAGGED.lengths), 16, 1, torch.float8_e4m3fn)
+    assert splits == -(-sum(RAGGED.lengths) // (2 * FP8_BLOCKS[16])), "the model in route_standins chooses as many"
 
 
 @needs_source

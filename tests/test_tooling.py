@@ -230,13 +230,32 @@ def test_constraints_are_exact_versions_and_nothing_else() -> None:
 
 def test_every_session_explains_itself_with_its_own_command(noxfile: ModuleType) -> None:
     source = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-    found = re.findall(r'@nox\.session(?:\(name="([\w-]+)".*\))?\ndef (\w+)', source)
+    found = re.findall(r'@nox\.session(?:\((?:name="([\w-]+)")?.*\))?\ndef (\w+)', source)
     sessions = {name or function: getattr(noxfile, function).__doc__ for name, function in found}
     assert {"gate", "tests", "lint", "typecheck", "bench", "mla-gate"} <= set(sessions)
     assert len(sessions) == source.count("@nox.session")
     assert set(noxfile.nox.options.sessions) <= set(sessions)
     for name, manual in sessions.items():
         assert manual and f"nox -s {name}" in manual, f"session {name} does not show its command"
+
+
+@pytest.mark.parametrize(("there", "lacking", "made"), [(False, True, True), (True, True, False), (False, False, False)])
+def test_the_command_makes_its_environment_where_there_is_none(
+    noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, lacking: bool, made: bool
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    python = tmp_path / ".nox" / "gate" / "bin" / "python"
+    if there:
+        python.parent.mkdir(parents=True)
+        python.touch()
+    here = {} if lacking else {one.name: "1" for one in noxfile.requirements()}
+    monkeypatch.setattr(noxfile, "ROOT", tmp_path)
+    monkeypatch.setattr(noxfile, "probe", lambda python: environment(noxfile, torch=None, distributions=here))
+    session = SimpleNamespace(posargs=["--folder", "x"], run=lambda *command, **options: ran.append(command))
+    noxfile.demo(session)
+    assert ran[:-1] == ([(sys.executable, "-m", "nox", "--install-only", "-s", "gate")] if made else [])
+    chosen = str(python) if there else sys.executable
+    assert ran[-1] == (chosen, "-m", "harness.cli", "demo", "--folder", "x")
 
 
 def test_ci_runs_each_default_session_and_the_readmes_test_command(noxfile: ModuleType) -> None:

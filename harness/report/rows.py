@@ -85,8 +85,11 @@ class Row:
 
 
 def rows(lines: Iterable[Line]) -> list[Row]:
-    """Count rows from the lines of one run's ledgers; by backend, in order of first appearance."""
-    groups: dict[tuple[str, str], list[Line]] = {}
+    """Count rows from the lines of one run's ledgers; by backend, those that were planned first, in order of appearance."""
+    lines = list(lines)
+    groups: dict[tuple[str, str], list[Line]] = {
+        (line["backend"], row_name(line)): [] for line in lines if line["kind"] == "planned"
+    }
     for line in lines:
         if line["kind"] in ("planned", "result", "finding", "gated", "untraced", "unasked"):
             groups.setdefault((line["backend"], row_name(line)), []).append(line)
@@ -116,6 +119,8 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
     unasked = [line for line in lines if line["kind"] == "unasked"]  # each process of a run says the same
     short = [line["reason"] for line in unasked] + [line["message"] for line in asked if line["verdict"] == "UNSUPPORTED"]
     worst, metric = _worst(executed)
+    planned = [line for line in lines if line["kind"] == "planned"]
+    ended = {line.get("part", 0) for line in lines if line["kind"] == "gated" and line.get("relation") is None}
     return Row(
         backend=backend,
         regime=regime,
@@ -134,9 +139,9 @@ def _count(backend: str, regime: str, lines: Sequence[Line]) -> Row:
         metric=metric,
         seen=_seen(executed),
         seconds=sum(line["seconds"] for line in results),
-        planned=any(line["kind"] == "planned" for line in lines),
-        ended=any(line["kind"] == "gated" for line in lines),
-        demanding=any(line["kind"] == "planned" and line["demanding"] for line in lines),
+        planned=bool(planned),
+        ended=len(ended) >= max((line.get("parts", 1) for line in planned), default=1),
+        demanding=any(line["demanding"] for line in planned),
     )
 
 

@@ -104,11 +104,10 @@ class Routed:
     def way(self, case: Case, device: torch.device) -> Way | None:
         """Find the way of a case."""
         gluon = self.kernels.get("aiter-gluon")
-        contracts = Contracts(
-            arch=self._arch(device),
-            release=self.route.aiter,
-            gluon=gluon.contract if isinstance(gluon, AiterGluon) else None,
-        )
+        at_hand = gluon.contract if isinstance(gluon, AiterGluon) else None
+        # What is reported of a release is not said of the kernel at hand: that one runs.
+        release = "" if at_hand else self.route.aiter
+        contracts = Contracts(arch=self._arch(device), release=release, gluon=at_hand)
         return find_way(self.route, case, contracts, self.settings)
 
     def run(self, inputs: Inputs) -> Output:

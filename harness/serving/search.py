@@ -98,6 +98,7 @@ def serve(
     *,
     device: torch.device,
     seed: int,
+    excuses: Callable[[Result], bool] = lambda result: False,
 ) -> Served:
     """Ask a pair for traces until one fails, and shrink it.
 
@@ -108,6 +109,7 @@ def serve(
         heard: hears of each result as it comes, with "search" or "shrink".
         device: where it runs.
         seed: of the search.
+        excuses: whether a failure counts for nothing, as where a baseline shares it.
     """
     accepts = acceptance(pair.regime, pair.backend, device)
     shapes = cases(pair.regime, profile, pair.backend, device, seed=seed)
@@ -118,8 +120,9 @@ def serve(
         result = run(trace)
         heard(result, "search")
         executed += result.verdict.kind in EXECUTED
-        if result.verdict.kind == "FAIL":
-            return Served(executed=executed, finding=_shrunk(trace, result, run, accepts, heard, profile), errors=tuple(errors))
+        if result.verdict.kind == "FAIL" and not excuses(result):
+            finding = _shrunk(trace, result, run, accepts, heard, profile, excuses)
+            return Served(executed=executed, finding=finding, errors=tuple(errors))
         if result.verdict.kind == "ERROR":
             errors.append(result)
         if time.monotonic() > end and executed:
@@ -134,6 +137,7 @@ def _shrunk(
     accepts: Accepts,
     heard: Callable[[Result, str], None],
     profile: Profile,
+    excuses: Callable[[Result], bool],
 ) -> TraceFinding:
     results = {first: result}
 
@@ -142,7 +146,7 @@ def _shrunk(
             return None
         results[near] = run(near)
         heard(results[near], "shrink")
-        return nature(results[near]) == nature(result)
+        return nature(results[near]) == nature(result) and not excuses(results[near])
 
     walk = shrink(first, fails, seconds=profile.shrink_seconds)
     return TraceFinding(result=results[walk.trace], first=first, walk=walk)

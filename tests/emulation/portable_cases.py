@@ -6,7 +6,6 @@
 
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 import torch
 
@@ -129,8 +128,9 @@ def _one(name: str, how: str, inputs: object, dtype: torch.dtype, twin: object, 
 
 
 def _halves(x: np.ndarray) -> np.ndarray:
-    half = ml_dtypes.bfloat16
-    return x.astype(half) * half(0.1) + half(0.3)
+    tenth, third = (torch.tensor(value, dtype=torch.bfloat16) for value in (0.1, 0.3))
+    halves: np.ndarray = (torch.from_numpy(x).bfloat16() * tenth + third).float().numpy()
+    return halves
 
 
 def _singles() -> list[Case]:
