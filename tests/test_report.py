@@ -315,3 +315,17 @@ def test_progress_says_how_far_a_search_is_and_what_is_left(monkeypatch: pytest.
     assert heard("FAIL", "shrink", 9.0) == "mla-gate: b × r: 2 of 100 cases; 1 PASS, 1 FAIL, 1 shrink; worst 7 row"
     monkeypatch.setattr(progress, "SECONDS", 60.0)
     assert heard("PASS", "search", 0.5) == "None"
+
+
+def test_a_failing_serving_trace_is_told_step_by_step_and_a_broken_relation_by_its_name() -> None:
+    trace = "trace1:H=1:pages=5:layers=1:admit,a,1:decode,a:end"
+    finding = {**result("FAIL", phase="shrink", case="v1:H=1:S=1:N=2:end", relation=trace), "kind": "finding", "first": trace}
+    lines = [finding, result("FAIL", phase="pinned", relation="repeat"), result("FAIL", phase="pinned", relation="trace1:gone")]
+    report = report_of(*lines)
+    served, repeated, newer = report.failures
+    assert served.steps == ("a pool of 5 pages of 1 token, 1 layer a page", "1  admit a 1", "2  decode a")
+    assert newer.steps == ("trace1:gone",) and not repeated.steps
+    for text in (html(report), markdown(report), junit(report, merged(lines))):
+        assert "1  admit a 1\n2  decode a" in text and "the last decode of a serving trace" in text
+        assert "One run is held to another, repeat: the same call again." in text
+    assert "No smaller case nearby passes" not in html(report)
