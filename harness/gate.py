@@ -33,7 +33,8 @@ from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import REFUSAL, load
 from harness.relations import ALL
-from harness.report.failure import failure_fields, look, panel
+from harness.report.failure import failure_fields, panel
+from harness.report.look import look_again
 from harness.report.progress import Progress
 from harness.repro import replay_command, save
 from harness.run import Result
@@ -264,10 +265,10 @@ class Gate:
         """Save the repro of a failing result, explain it, and write its failure panel."""
         regimes, device = self.plan.regimes, str(self.plan.device)
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)
-        looks = look(result, backend, regimes, device=device)
-        told = failure_fields(result, backend, regimes, device=device, finding=finding, looks=looks, notes=notes)
-        self.ledger.write("failure", **told)
-        return panel(result, device=device, finding=finding, looks=looks, notes=notes)
+        first = finding.first if isinstance(finding, Finding) else None
+        looked = look_again(result, regimes, device=device, first=first, child=self.options.isolation == "worker")
+        self.ledger.write("failure", **failure_fields(result, device=device, finding=finding, looked=looked, notes=notes))
+        return panel(result, device=device, finding=finding, looks=looked.lines, notes=notes)
 
     def command(self, result: Result) -> str:
         """Give the command that replays a result."""

@@ -13,7 +13,7 @@ from harness.inputs import make_inputs
 from harness.ledger import Line
 from harness.plan import Pair
 from harness.regimes import load
-from harness.report import failure
+from harness.report import look
 from harness.report.coverage import by_twos, crossings, domain_of, reaches
 from harness.report.evidence import MOST, Grid, grids
 from harness.report.failure import failure_fields, panel
@@ -89,11 +89,13 @@ def test_a_picture_that_cannot_be_drawn_costs_no_verdict(monkeypatch: pytest.Mon
     def broken(*arguments: Any, **named: Any) -> tuple[Grid, ...]:
         raise RuntimeError("no picture")
 
-    monkeypatch.setattr(failure, "grids", broken)
+    monkeypatch.setattr(look, "grids", broken)
     backend = registry.make("fault:last-split-dropped@splits")
     result = run_case(Case.parse("v1:H=1:S=1:N=33:end"), backend, RULES)
-    told = failure_fields(result, backend, RULES, device="cpu", finding=None, looks=["where: x"], notes=["script: none.py"])
-    assert told["grids"] == [] and told["looks"] == ["where: x"] and told["script"] == ""
+    looked = look.look_again(result, RULES, device="cpu", child=False)
+    told = failure_fields(result, device="cpu", finding=None, looked=looked, notes=["script: none.py"])
+    assert not told["grids"] and told["looks"] == list(looked.lines) and told["script"] == ""
+    assert any("last-split-dropped" in line for line in looked.lines)
 
 
 def test_the_panel_says_how_badly_in_a_few_lines() -> None:

@@ -28,6 +28,9 @@ from harness.serving.steps import VERBS, Step, StepError
 from harness.serving.trace import Setup, Trace, TraceError, mended
 from harness.strategies import cases
 from harness.worker import Worker
+from tests.test_plugin import STUB, Gate, gate  # noqa: F401  the fixture
+
+pytest_plugins = ["pytester"]
 
 REGIMES = load()
 SDPA = make("torch-sdpa")
@@ -266,3 +269,15 @@ def test_a_trace_is_replayed_shown_and_shrunk_from_the_command_line(
     assert "1  admit a 1" in capsys.readouterr().out
     assert main(["replay", "trace1:H=1:pages=8:layers=1:decode,a:end", *wrong]) == 2
     assert "no request has that name" in capsys.readouterr().err
+
+
+def test_the_gate_asks_traces_counts_them_and_keeps_a_failing_one(gate: Gate) -> None:  # noqa: F811
+    done = gate.run("right", "-k", "serves")
+    assert done.ret == 0
+    count = PROFILES["smoke"].traces
+    done.stdout.fnmatch_lines([f"{STUB}right  few-heads  *  {count}  *PASS", f"{STUB}right  more-heads  *  {count}  *PASS"])
+    done = gate.run("permuted", "-k", "serves and few-heads", "--repro-dir", "kept")
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(["  a pool of * pages of *", "    1  admit ? *", "  wrong at step *", "mla-gate replay trace1:*"])
+    (path,) = gate.path.joinpath("kept").iterdir()
+    assert json.loads(path.read_text())["steps"][-1].split()[1] in ("decode", "speculate")
