@@ -96,7 +96,7 @@ def test_the_picture_is_there_and_small() -> None:
 
 
 def test_the_table_has_a_row_for_every_default_backend_and_regime() -> None:
-    told = {tuple(line.split()[:2]) for line in table()[2:] if line.endswith("  PASS")}
+    told = {tuple(line.split()[:2]) for line in table()[2:] if re.search(r"  PASS(, \d+ not run)?$", line)}
     plan = make_plan(load(), device="cpu")
     assert {(pair.backend.name, pair.regime.name) for pair in plan.pairs} == {row for row in told if row[1] != "(contract)"}
 

@@ -25,6 +25,7 @@ from harness.report.html import LARGEST, html
 from harness.report.junit import junit
 from harness.report.markdown import LONGEST, append_to_summary, markdown
 from harness.report.model import Report, make_report
+from harness.report.rows import CONTRACT
 from harness.run import Result
 from harness.verdict import Measurements, Verdict
 from tests import report_run
@@ -329,3 +330,12 @@ def test_a_failing_serving_trace_is_told_step_by_step_and_a_broken_relation_by_i
         assert "1  admit a 1\n2  decode a" in text and "the last decode of a serving trace" in text
         assert "One run is held to another, repeat: the same call again." in text
     assert "No smaller case nearby passes" not in html(report)
+
+
+def test_the_contract_row_has_no_untrusted_share() -> None:
+    refused = result("UNSUPPORTED", phase="contract", regime=None, measurements=None)
+    report = report_of(result(), refused)
+    assert [part.row.regime for part in report.parts] == ["r", CONTRACT]
+    for text in (html(report), markdown(report)):
+        assert text.count("0.0%") == (2 if "<html" in text else 1)
+    assert "each of which it must refuse" in html(report)

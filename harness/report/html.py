@@ -23,6 +23,7 @@ import jinja2
 from harness.ledger import Line, number
 from harness.report.failures import Failure
 from harness.report.model import Report
+from harness.report.rows import CONTRACT
 from harness.report.spread import Histogram
 
 #: Bytes that the file may have.
@@ -53,6 +54,7 @@ def html(report: Report) -> str:
             full=full,
             listed=LISTED,
             named=NAMED,
+            contract=CONTRACT,
             scripts=_scripts(report.failures[:full], room),
             style=style,
             script=script,
