@@ -194,6 +194,10 @@ def gate(session: nox.Session) -> None:
     nox -s gate -- --profile nightly              smoke, gate or nightly: how many cases, how large
     nox -s gate -- --backend aiter-gluon          only this backend; may be given more than once
     nox -s gate -- --regime bh16bn128 --seed 7    only this regime; another seed
+    nox -s gate -- --report-html report.html      its report as one HTML file, too
+    nox -s gate -- --shard 2/4                    the second of four parts; mla-gate report puts them together
+    nox -s gate -- --aiter-source OLD=base --aiter-source NEW=change --baseline base
+                                                  base against change: the same cases on both, and what differs
     """
     env = set_up(session, "triton") | {"MLA_GATE_COMMAND": "nox -s mla-gate --"}
     chosen = [] if names_a(session, "cases") else ["cases"]

@@ -194,6 +194,8 @@ def _regimes(given: Any) -> int:
         print(f"  where       {where or 'every case'}")
         arithmetic = ", ".join(f"{key} {value}" for key, value in plain(row.arithmetic).items())
         print(f"  arithmetic  {arithmetic}")
+        if row.query is not None:
+            print(f"  query       rounded to {row.query.format} by the scale {row.query.scale} before the kernel sees it")
         print(f"  limits      {row.limits.name}; a row is fit for use up to a relative error of {row.accuracy:g}")
         print(f"  why         {' '.join(row.why.split())}\n")
     return 0

@@ -26,7 +26,8 @@ class CommandError(ValueError):
 def replay(given: Any) -> int:
     """Run one case again and judge it; return the exit status."""
     from harness.ledger import result_line
-    from harness.report.failure import look, panel
+    from harness.report.failure import panel
+    from harness.report.look import look_again
 
     case, relation, backend, plan = _asked(given)
     with _runner(given, relation, backend, plan) as run:
@@ -34,8 +35,9 @@ def replay(given: Any) -> int:
     if given.json:
         print_json(result_line(result, "replay"))
     elif result.verdict.kind in ("FAIL", "ERROR"):
-        looks = look(result, backend, plan.regimes, device=str(plan.device))
-        print(panel(result, device=str(plan.device), looks=looks))
+        child = given.isolation == "worker"
+        looked = look_again(result, plan.regimes, device=str(plan.device), pictures=False, child=child)
+        print(panel(result, device=str(plan.device), looks=looked.lines))
     else:
         print(f"{result.verdict.kind}: {result.backend} × {result.regime or 'no regime'}\n  {result.verdict.message}")
     # A case that was not run is no pass: exit status 2.
@@ -44,7 +46,8 @@ def replay(given: Any) -> int:
 
 def shrink(given: Any) -> int:
     """Walk from a failing case to the smallest near it; return the exit status, which is that of a failure."""
-    from harness.report.failure import look, panel
+    from harness.report.failure import panel
+    from harness.report.look import look_again
     from harness.repro import save
     from harness.search import Finding, nature
     from harness.serving.trace import is_trace
@@ -76,8 +79,9 @@ def shrink(given: Any) -> int:
             "asked": walk.asked, "complete": walk.complete, "notes": notes,
         })  # fmt: skip
     else:
-        looks = look(finding.result, backend, plan.regimes, device=str(plan.device))
-        print(panel(finding.result, device=str(plan.device), finding=finding, looks=looks, notes=notes))
+        child = given.isolation == "worker"
+        looked = look_again(finding.result, plan.regimes, device=str(plan.device), pictures=False, child=child)
+        print(panel(finding.result, device=str(plan.device), finding=finding, looks=looked.lines, notes=notes))
     return 1
 
 

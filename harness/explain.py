@@ -5,7 +5,8 @@
 2. *What* is a ranking: every fault of the catalogue answers the same inputs in the regime's arithmetic, and the one whose
    answer is nearest to the actual one comes first. Two faults may be named together where no single one will do.
 3. A fault is only named if it takes away more of the error than it leaves. Otherwise nothing fits, and that is said.
-4. The time is bounded: what was not tried is said too.
+4. The time is bounded: what was not tried is said too. It is processor time, so that a busy machine takes longer and says no
+   less.
 
 Source: the faults are those of ``harness.faults``; distances are relative to the truth, so that "residual 0.2 %, against
 63 % for the truth" compares the best fault with no fault at all.
@@ -35,7 +36,7 @@ from references.decode import mla_decode
 
 Tensor = torch.Tensor
 
-#: Seconds that an explanation may take.
+#: Seconds of this thread's processor time that an explanation may take.
 PATIENCE = 3.0
 #: Candidates that are shown, and that are tried in pairs.
 SHOWN, PAIRED = 3, 6
@@ -87,9 +88,9 @@ def explain(
         arithmetic: that of the regime.
         before: inputs of the calls before, oldest first, for mistakes that outlive a call.
         rerun: runs the kernel once more on other inputs, for slot-coded content.
-        patience: seconds it may take.
+        patience: seconds of processor time it may take.
     """
-    began = time.perf_counter()
+    began, end = time.perf_counter(), time.thread_time() + patience
     actual = (output.out.detach().cpu().clone(), None if output.lse is None else output.lse.detach().cpu().clone())
     inputs = _on_host(inputs)
     problem = inputs.problem()
@@ -101,7 +102,6 @@ def explain(
     residual = scale.distance(actual, (truth.out, truth.lse))
     trial = Trial(inputs, Variant(name="regime", arithmetic=arithmetic), before)
     hard = (bound.hard, bound.lse_hard)
-    end = began + patience
     found: list[Candidate] = []
     # With a call before, the mistakes that need one come first; without one they could not have shown.
     likely = sorted(wrong.likely(), key=lambda name: bool(before) != FAULTS[name].history)
@@ -145,9 +145,9 @@ def told(names: Sequence[str], like: str) -> list[str]:
 def explain_crash(case: Case, arithmetic: Arithmetic, *, patience: float = PATIENCE) -> tuple[str, ...]:
     """Name the faults that read outside memory, or do not end, on this case, as far as the time reaches."""
     trial = Trial(make_inputs(case, output_format=arithmetic.output), Variant(name="regime", arithmetic=arithmetic), ())
-    end, names = time.perf_counter() + patience, []
+    end, names = time.thread_time() + patience, []
     for name in FAULTS:
-        if time.perf_counter() > end:
+        if time.thread_time() > end:
             break
         if violates(name):
             continue

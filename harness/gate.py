@@ -33,15 +33,14 @@ from harness.plan import Pair, Plan, make_plan
 from harness.profiles import PROFILES, Profile
 from harness.regimes import REFUSAL, load
 from harness.relations import ALL
-from harness.report.failure import failure_fields, look, panel
+from harness.report.failure import failure_fields, panel
+from harness.report.look import look_again
+from harness.report.progress import Progress
 from harness.repro import replay_command, save
 from harness.run import Result
-from harness.search import EXECUTED, Finding, Outcome, Question, Search, questions, search
+from harness.search import Finding, Outcome, Question, Search, questions, search
 from harness.serving.search import TraceFinding
 from harness.strategies import beyond, cases, drawable
-
-#: Seconds between two lines of progress.
-PROGRESS_SECONDS = 10.0
 
 
 class Gate:
@@ -51,7 +50,7 @@ class Gate:
         """Take what was asked for; ``say`` shows a line of progress."""
         self.options = options
         self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
-        self._next_word = time.monotonic() + PROGRESS_SECONDS
+        self._last_word = time.monotonic()
 
     @cached_property
     def plan(self) -> Plan:
@@ -219,17 +218,14 @@ class Gate:
         self.ledger.write(
             "domain", backend=pair.backend.name, regime=pair.regime.name, **drawable(pair.regime, profile, accepts)
         )
-        counts: dict[str, int] = {}
+        progress = Progress(name, profile, self._last_word)
 
         def heard(result: Result, phase: str) -> None:
             self.record(result, phase)
-            kind = phase if phase == "shrink" else result.verdict.kind
-            counts[kind] = counts.get(kind, 0) + 1
-            if time.monotonic() > self._next_word:
-                self._next_word = time.monotonic() + PROGRESS_SECONDS
-                done = sum(count for kind, count in counts.items() if kind in EXECUTED)
-                shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-                self._say(f"mla-gate: {name}: {done} of {profile.examples} cases; {shown}")
+            line = progress.heard(result, phase)
+            if line is not None:
+                self._last_word = progress.last_word
+                self._say(line)
 
         compared = bool(self.plan.baselines)
         asked = Search(
@@ -269,10 +265,10 @@ class Gate:
         """Save the repro of a failing result, explain it, and write its failure panel."""
         regimes, device = self.plan.regimes, str(self.plan.device)
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)
-        looks = look(result, backend, regimes, device=device)
-        told = failure_fields(result, backend, regimes, device=device, finding=finding, looks=looks, notes=notes)
-        self.ledger.write("failure", **told)
-        return panel(result, device=device, finding=finding, looks=looks, notes=notes)
+        first = finding.first if isinstance(finding, Finding) else None
+        looked = look_again(result, regimes, device=device, first=first, child=self.options.isolation == "worker")
+        self.ledger.write("failure", **failure_fields(result, device=device, finding=finding, looked=looked, notes=notes))
+        return panel(result, device=device, finding=finding, looks=looked.lines, notes=notes)
 
     def command(self, result: Result) -> str:
         """Give the command that replays a result."""

@@ -188,7 +188,8 @@ def _named(names: Sequence[str]) -> dict[str, Backend]:
     made: dict[str, Backend] = {}
     for name in dict.fromkeys(names):
         try:
-            made[name] = registry.make(name)
+            backend = registry.make(name)
+            made[backend.name] = backend  # its full name: of a fault, with the variant that it is planted in
         except (UnknownBackend, NotInstalled, ValueError) as error:
             raise PlanError(str(error)) from error
     return made

@@ -112,6 +112,8 @@ def save(
         return [*notes, "script not made: the fault shows after the steps before it (the repro replays them)"]
     if result.relation is not None and result.verdict.fault in ("variant", "nondeterministic"):
         return [*notes, "script not made: the fault shows between two runs (the repro replays both)"]
+    if backend.name.startswith("route:"):
+        return [*notes, "script not made: a route is steps and tables of this project's own (the repro replays it)"]
     try:
         rows = tuple(found.index for found in result.verdict.measurements.worst_rows)
         text = write_script(result.case, backend, regimes.of(result.backend, result.case), rows=rows)

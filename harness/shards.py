@@ -47,8 +47,8 @@ def shard_of(items: Sequence[pytest.Item], plan: Plan, shard: int, size: int) ->
     if size > len(units):
         named = ", ".join(f"{backend} × {regime}" for backend, regime in units) or "none"
         raise pytest.UsageError(
-            f"--shard {shard}/{size}: a run is split by the rows of its table, and of this one there are {len(units)} "
-            f"({named}): ask for {len(units)} shards at most"
+            f"--shard {shard}/{size}: a run is split by its rows, and this one has {len(units)} ({named}): "
+            f"ask for {len(units)} shards at most"
         )
     mine = set(units[shard - 1 :: size])
     return units, [item for unit, several in held.items() if unit in mine for item in several]
@@ -71,8 +71,6 @@ def _unit(item: pytest.Item, plan: Plan) -> Unit:
     name = backend.name  # type: ignore[attr-defined]
     if row := given.get("row"):
         return name, f"(shapes {row.name})"  # type: ignore[attr-defined]
-    if "row" in given:
-        return name, f"(shapes {given['row'].name})"  # type: ignore[attr-defined]
     if asked is None:
         return name, CONTRACT
     try:

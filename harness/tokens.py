@@ -32,6 +32,8 @@ MOST = 1536
 FACTOR_STEPS = 4
 #: Largest ρ of a row that a correct kernel reaches: 1/√0.18, a row led by one probability that rounds by half an ulp.
 LED_BY_ONE = 0.18**-0.5
+#: Deviation of a ratio, and share of it that the ridge may take, up to which it is known: half is two of them from one.
+SURE = 1 / 4
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -62,14 +64,14 @@ def sight(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> tuple[Sighting
 def arrived(inputs: Inputs, out: Tensor, arithmetic: Arithmetic) -> dict[int, Tensor]:
     """Tell how much of its weight each token gave to an output of slot-coded content [B, S, H, L], 1 being right.
 
-    Returns, for each request whose tokens explain its output, the shares [N]; NaN where none of the rows sees a token.
+    Returns, for each request whose tokens explain its output, the shares [N]; NaN where a token's share cannot be told.
     """
     found = {}
     for request, rows in _requests(inputs, out, arithmetic):
         worst = rows.worst()
-        ratios, rest = _solve(worst)
-        if _explained(worst, rest) and bool(ratios.max() > 0):
-            found[request] = _shares(ratios).masked_fill(worst.p.amax(0) == 0, torch.nan)
+        ratios, known, rest = _solve(worst)
+        if _explained(worst, rest) and bool((known & (ratios > 0)).any()):
+            found[request] = _shares(ratios, known).masked_fill(~known, torch.nan)
     return found
 
 
@@ -116,11 +118,10 @@ class _Rows:
 def _request(inputs: Inputs, request: int, rows: _Rows, arithmetic: Arithmetic) -> list[Sighting]:
     """Tell it of one request, from the rows that are furthest off."""
     rows = rows.worst()
-    ratios, rest = _solve(rows)
+    ratios, known, rest = _solve(rows)
     # Said only where what is left is no more than rounding leaves.
     if _explained(rows, rest):
-        # Nothing is known of tokens that none of these rows sees.
-        return _judge(inputs, request, ratios, rows.p.amax(0) > 0, arithmetic)
+        return _judge(inputs, request, ratios, known, arithmetic)
     return _foreign(inputs, request, rows.actual - rows.p @ rows.values)
 
 
@@ -128,8 +129,12 @@ def _explained(rows: _Rows, rest: Tensor) -> bool:
     return bool(rest.square().sum() <= LED_BY_ONE**2 * rows.variance.sum())
 
 
-def _solve(rows: _Rows) -> tuple[Tensor, Tensor]:
-    """Find the ratio of actual to true weight of each token [N], shared by the rows up to a factor, and what is left [R, L]."""
+def _solve(rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the ratio of actual to true weight of each token, shared by the rows up to a factor.
+
+    Returns the ratios [N]; whether each is known, bool [N]: of a token that no row sees, or whose whole weight is less
+    than the rows round, nothing is; and what the ratios leave of the rows [R, L].
+    """
     target = rows.actual
     factors = torch.ones(len(target), 1, dtype=torch.float64)
     for _ in range(FACTOR_STEPS):
@@ -137,17 +142,22 @@ def _solve(rows: _Rows) -> tuple[Tensor, Tensor]:
         normal = (p.T @ p) * (rows.values @ rows.values.T)
         right = (p * (target @ rows.values.T)).sum(0)
         ridge = normal.diagonal().mean() * torch.finfo(torch.float32).eps
-        ratios = torch.linalg.solve(normal + ridge * torch.eye(len(normal), dtype=normal.dtype), right)
+        inverse = torch.linalg.inv(normal + ridge * torch.eye(len(normal), dtype=normal.dtype))
+        ratios = inverse @ right
         fit = (rows.p * ratios) @ rows.values
         factors = (fit * target).sum(-1, keepdim=True) / fit.square().sum(-1, keepdim=True).clamp_min(TINY)
-    return ratios, target - factors * fit
+    # Of one element: where one token outweighs the rest, all elements of a row round alike, and nothing averages out.
+    noise = rows.variance.mean()
+    # The ridge pulls a ratio towards zero, and rounding takes it anywhere.
+    known = (ridge * inverse.diagonal() < SURE) & (noise * inverse.diagonal() < SURE**2)
+    return ratios, known, target - factors * fit
 
 
 def _judge(inputs: Inputs, request: int, ratios: Tensor, known: Tensor, arithmetic: Arithmetic) -> list[Sighting]:
     """Sort the tokens by how much of their weight arrived, relative to the usual: below a half, above one and a half."""
-    if not bool(ratios.max() > 0):
+    if not bool((known & (ratios > 0)).any()):
         return []
-    share = _shares(ratios)
+    share = _shares(ratios, known)
     found = []
     for what, hit in (("missing", known & (share < 0.5)), ("doubled", known & (share > 1.5))):
         tokens = torch.nonzero(hit).flatten().tolist()
@@ -158,9 +168,10 @@ def _judge(inputs: Inputs, request: int, ratios: Tensor, known: Tensor, arithmet
     return found
 
 
-def _shares(ratios: Tensor) -> Tensor:
+def _shares(ratios: Tensor, known: Tensor) -> Tensor:
     """Relate ratios to the usual one: where tokens are lost, the others take their weight, and those did arrive."""
-    return ratios / ratios[4 * ratios > ratios.max()].median()
+    sure = ratios[known]
+    return ratios / sure[4 * sure > sure.max()].median()
 
 
 def _foreign(inputs: Inputs, request: int, rest: Tensor) -> list[Sighting]:

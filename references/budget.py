@@ -11,6 +11,8 @@ Derivation, o = sum_j p_j v_j with p the softmax of the scores s:
 - Rounding moves x by at most u |x|, by at most h among subnormals (u the unit roundoff, h half the smallest subnormal), and
   by at most |x|. The error is uniform within half a spacing, so its mean square is spacing^2 / 12. What lies below h becomes
   zero, all of it with the same sign: that is a shift sum_j p_j v_j over the flushed tokens, not a variance.
+- A probability is rounded relative to a maximum in use: its tile's running one, its split's or its row's. What is declared is
+  one extreme, the row's is the other, and other tiles, splits and orders lie between: see ``terms.either``.
 - A score error d_j moves o by sum_j p_j (v_j - o) (e^d_j - 1) / (1 + sum p (e^d - 1)), the quotient because the sum moves too.
   Its weighted mean deviation obeys Cauchy and Schwarz, sum_j a_j |v_j - o| <= sqrt(sum_j a_j  sum_j a_j (v_j - o)^2): the
   bound. For the variance, what fp32 does to a score's sum and exponential is the token's own; an error of the scale is common

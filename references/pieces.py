@@ -219,10 +219,10 @@ def softmax(context: Context) -> Softmax:
         out = out.mul_(shrink).baddbmm_(weights, values)
         maximum = new
         lowest = torch.minimum(lowest, piece.scores.masked_fill(piece.scores == -torch.inf, torch.inf).amin(-1, keepdim=True))
-        sizes = values.abs()
-        height = torch.maximum(height, sizes.amax((1, 2), keepdim=True))
+        for size in (values.amax((1, 2), keepdim=True), -values.amin((1, 2), keepdim=True)):
+            height = torch.maximum(height, size)
         if wide:
-            depth = torch.minimum(depth, sizes.masked_fill_(sizes == 0, torch.inf).amin((1, 2), keepdim=True))
+            depth = torch.minimum(depth, values.abs().masked_fill_(values == 0, torch.inf).amin((1, 2), keepdim=True))
     empty = total == 0
     narrow = not (wide and bool((depth < height * 2.0**-_SPAN).any()))
     maximum, total = maximum.masked_fill(empty, 0.0), total.masked_fill(empty, 1.0)

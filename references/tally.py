@@ -69,7 +69,7 @@ class Tally:
     def add(self, piece: Piece, rounded: Piece) -> None:
         """Add a piece, and the same one with operands rounded."""
         latent, height, dtype = self.context.problem.latent, self.truth.height, self.truth.dtype
-        values = piece.keys[..., :latent].to(dtype).div_(height)
+        values = piece.keys[..., :latent].to(dtype).div_(height.to(dtype))
         squares = values.square()
         lengths = squares.sum(-1)
         # Squares are at hand already; the rope part, which has none, is narrow.

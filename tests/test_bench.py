@@ -13,7 +13,8 @@ import json
 import pytest
 import torch
 
-from harness import bench
+from harness import bench, judging
+from harness.case import Case
 from references.decode import mla_decode
 
 
@@ -47,6 +48,23 @@ def test_without_a_gpu_its_rate_is_not_measured_and_says_why() -> None:
     assert "sees no GPU" in bench.describe(finding)
 
 
+def test_what_judging_costs_is_counted_by_phase() -> None:
+    found = judging.cost(judging.small_cases(2), "cpu")
+    assert set(found.operations) == {judging.REST, *judging.PHASES}
+    assert found.operations["budget"] > 300 > found.operations["measuring"] / 2 > 20
+    # Violations, blemishes, and what was measured are read back.
+    assert found.waits["violations"] >= 4 and found.waits["blemishes"] >= 2 and found.waits[judging.REST] >= 2
+    assert 0 < found.seconds["budget"] < sum(found.seconds.values())
+    assert 0 < found.total
+    assert found.told().startswith("2 cases: ")
+
+
+def test_more_requests_of_one_length_cost_no_more_operations() -> None:
+    one, many = (Case(heads=4, lengths=(65,) * batch, cache_scale=0.7) for batch in (1, 6))
+    counts = [judging.cost([case], "cpu").operations["budget"] for case in (one, many)]
+    assert counts[1] <= 1.05 * counts[0]
+
+
 def test_a_missed_ratio_is_printed_as_missed() -> None:
     finding = bench.Finding(name="speed", value=0.5, asked="at least 2", met=False, detail="slow")
     assert bench.describe(finding) == "MISSED  speed: 0.50 (at least 2); slow"
@@ -62,4 +80,4 @@ def test_findings_can_be_read_by_a_program(capsys: pytest.CaptureFixture[str], m
 def test_an_unknown_measure_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["sped"])
-    assert "no measure is called sped: there are speed-bf16, speed-fp8, memory, rate" in capsys.readouterr().err
+    assert "no measure is called sped: there are speed-bf16, speed-fp8, memory, rate, settings," in capsys.readouterr().err

@@ -118,9 +118,12 @@ def test_the_row_ratio_of_a_correct_kernel_is_about_one(length: int) -> None:
 
 
 def test_the_spread_is_that_of_correct_kernels() -> None:
-    z = torch.cat([measure(problem_of("decorrelated", length=500, seed=seed), SPLIT).z[:12] for seed in range(8)])
+    found = [measure(problem_of("decorrelated", length=500, seed=seed), SPLIT) for seed in range(8)]
+    z, squares = torch.cat([one.z[:12] for one in found]), torch.cat([one.rho[:12] ** 2 for one in found])
     assert 0.5 <= z.std().item() <= 1.3
-    assert -0.8 <= z.mean().item() <= 0.4
+    # The budget is a little too large: 5 % for maxima that count as rounded, as they are in another order of tiles, 2 % for
+    # a coherence that is never less than 1, 2 % for fp32.
+    assert 0.88 <= squares.mean().item() <= 0.96
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from harness.faults.variant import BASE, VARIANTS
 from harness.inputs import make_inputs
 from harness.regimes import load
 from harness.relations import run_relation
-from harness.report.failure import look
+from harness.report.look import look_again
 from harness.run import run_case
 
 ARITHMETIC = VARIANTS[BASE].arithmetic
@@ -134,11 +134,13 @@ def test_the_gate_says_what_a_failure_of_any_kind_looks_like(name: str, case: Ca
     backend, regimes = make(f"fault:{name}"), load()
     result = run_case(case, backend, regimes)
     assert result.verdict.kind == "FAIL"
-    assert any(name in line for line in look(result, backend, regimes, device="cpu"))
+    assert any(name in line for line in look_again(result, regimes, device="cpu", pictures=False, child=False).lines)
 
 
 def test_the_gate_says_what_outlives_a_call() -> None:
     backend, regimes = make("fault:stale-cache-scale"), load()
     result = run_relation(CASE, "repeat", backend, regimes)
     assert (result.verdict.kind, result.verdict.fault) == ("FAIL", "nondeterministic")
-    assert any("stale-cache-scale" in line for line in look(result, backend, regimes, device="cpu"))
+    assert any(
+        "stale-cache-scale" in line for line in look_again(result, regimes, device="cpu", pictures=False, child=False).lines
+    )

@@ -95,3 +95,8 @@ def test_a_default_backend_that_cannot_run_is_listed_with_its_reason(regimes: Re
     plan = make_plan(regimes, device="cpu")
     assert [backend.name for backend in plan.backends] == [RIGHT]
     assert plan.absent == {"absent": "absent needs the package 'nowhere'"}
+
+
+def test_a_fault_is_gated_in_the_variant_that_it_is_planted_in() -> None:
+    (pair,) = make_plan(load(), device="cpu", backends=["fault:last-split-dropped"]).pairs
+    assert str(pair) == "fault:last-split-dropped@splits-model-splits"

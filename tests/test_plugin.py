@@ -291,9 +291,10 @@ def test_the_plugin_may_be_named_also_where_it_is_installed() -> None:
 
 
 def test_a_long_run_shows_progress(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.gate.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("harness.report.progress.SECONDS", 0.0)
     done = gate.run("right", "-k", "random and few-heads")
-    done.stderr.fnmatch_lines([f"mla-gate: {STUB}right × few-heads: * of 30 cases; *"])
+    line = f"mla-gate: {STUB}right × few-heads: * of 30 cases; * PASS*; worst * *; about * s left"
+    done.stderr.fnmatch_lines([line])
 
 
 def test_a_run_that_is_killed_leaves_a_ledger_that_tells_what_ran(gate: Gate) -> None:

@@ -14,14 +14,19 @@ from xml.etree import ElementTree
 
 import pytest
 
+from harness.case import Case
 from harness.cli import main
 from harness.ledger import Ledger, Line, Writer, plain, read, read_all
 from harness.merge import Merged, merge, merge_ledgers
+from harness.profiles import PROFILES
 from harness.report import html as html_module
+from harness.report import progress
 from harness.report.html import LARGEST, html
 from harness.report.junit import junit
 from harness.report.markdown import LONGEST, append_to_summary, markdown
 from harness.report.model import Report, make_report
+from harness.run import Result
+from harness.verdict import Measurements, Verdict
 from tests import report_run
 
 #: Text that would be markup, a table's end, a fence's end, or no XML, if it were not escaped.
@@ -290,3 +295,37 @@ def test_the_ledger_of_a_run_with_evidence_stays_small(ledgers: Path) -> None:
     lines = [line for line in read(ledger.path).lines if line["kind"] == "failure"]
     grids = [len(json.dumps(line["grids"])) for line in lines]
     assert len(lines) == 3 and max(grids) < 40_000
+
+
+def test_progress_says_how_far_a_search_is_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    told = progress.Progress("b × r", PROFILES["smoke"], last_word=-1.0)
+    case = Case(heads=1, lengths=(3,))
+
+    def heard(kind: str, phase: str, ratio: float) -> str:
+        fault = "mismatch" if kind == "FAIL" else None
+        verdict = Verdict(kind=kind, fault=fault, message="m", measurements=Measurements(ratios={"row": ratio}))
+        return str(told.heard(Result(case=case, backend="b", regime="r", verdict=verdict), phase))
+
+    assert re.fullmatch(
+        r"mla-gate: b × r: 1 of 100 cases; 1 PASS; worst 0\.5 row; about \d+ s left", heard("PASS", "search", 0.5)
+    )
+    assert heard("FAIL", "search", 7.0).startswith("mla-gate: b × r: 2 of 100 cases; 1 PASS, 1 FAIL; worst 7 row")
+    # Shrinking is no progress, and how long it takes is not known.
+    assert heard("FAIL", "shrink", 9.0) == "mla-gate: b × r: 2 of 100 cases; 1 PASS, 1 FAIL, 1 shrink; worst 7 row"
+    monkeypatch.setattr(progress, "SECONDS", 60.0)
+    assert heard("PASS", "search", 0.5) == "None"
+
+
+def test_a_failing_serving_trace_is_told_step_by_step_and_a_broken_relation_by_its_name() -> None:
+    trace = "trace1:H=1:pages=5:layers=1:admit,a,1:decode,a:end"
+    finding = {**result("FAIL", phase="shrink", case="v1:H=1:S=1:N=2:end", relation=trace), "kind": "finding", "first": trace}
+    lines = [finding, result("FAIL", phase="pinned", relation="repeat"), result("FAIL", phase="pinned", relation="trace1:gone")]
+    report = report_of(*lines)
+    served, repeated, newer = report.failures
+    assert served.steps == ("a pool of 5 pages of 1 token, 1 layer a page", "1  admit a 1", "2  decode a")
+    assert newer.steps == ("trace1:gone",) and not repeated.steps
+    for text in (html(report), markdown(report), junit(report, merged(lines))):
+        assert "1  admit a 1\n2  decode a" in text and "the last decode of a serving trace" in text
+        assert "One run is held to another, repeat: the same call again." in text
+    assert "No smaller case nearby passes" not in html(report)

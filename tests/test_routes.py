@@ -294,6 +294,11 @@ def test_the_command_lists_routes_and_says_which_end_badly(ask: Ask) -> None:
     assert status == 1 and found["failing"] and any(group["outcome"] == "wrong" for group in found["groups"])
 
 
+def test_a_regime_that_rounds_the_query_says_so(capsys: pytest.CaptureFixture[str], ask: Ask) -> None:
+    assert main(("regimes", "--backend", "route:vllm-51011+torch-sdpa")) == 0
+    assert "query       rounded to e4m3fn by the scale 0.25 before the kernel sees it" in capsys.readouterr().out
+
+
 def test_all_of_a_route_is_told_in_few_lines(before: Checked) -> None:
     assert before.failing > 5_000 and len(show(before)) < 40
 

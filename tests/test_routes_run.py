@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from harness.backends.conformance import CHECKS, PROBES, Check
 from harness.case import Case
 from harness.inputs import make_inputs
 from harness.regimes import RegimesError, load
+from harness.repro import load as load_repro
+from harness.repro import save
 from harness.rounded_query import RoundedQuery
 from harness.routes.backend import Routed
 from harness.routes.contracts import FP8_BLOCKS, GLUON_RELEASES
@@ -105,6 +108,16 @@ def test_an_emulated_kernel_stands_in_where_the_query_is_bf16() -> None:
     backend = registry.make("route:sglang-gluon+gluon-splitkv")
     result = run_case(RAGGED.replace(lengths=(130, 33)), backend, load())
     assert (result.regime, result.verdict.kind) == ("route-splitkv", "PASS"), result.verdict.message
+
+
+def test_a_repro_of_a_route_is_replayed_and_no_script_is_said_to_stand_alone(tmp_path: Path) -> None:
+    backend = registry.make("route:vllm-50563+torch-sdpa")
+    result = run_case(RAGGED, backend, load())
+    notes = save(result, backend, load(), tmp_path, device="cpu")
+    (path,) = tmp_path.iterdir()
+    assert path.suffix == ".json" and any("script not made: a route is steps" in note for note in notes)
+    repro = load_repro(path)
+    assert (repro.case, repro.backend) == (RAGGED, backend.name)
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)

@@ -84,7 +84,7 @@ def test_the_seed_and_the_shards_do_not_depend_on_each_other(gate: Gate) -> None
 @pytest.mark.parametrize(
     ("shard", "said"),
     [
-        ("7/7", "*of this one there are 6 (*permuted × few-heads*): ask for 6 shards at most*"),
+        ("7/7", "*this one has 6 (*permuted × few-heads*): ask for 6 shards at most*"),
         ("0/2", "*I/N with I from 1 to N, as in 2/3, not '0/2'*"),
         ("3/2", "*not '3/2'*"),
         ("1", "*not '1'*"),

@@ -4,6 +4,9 @@
 2. ``run`` may write to ``inputs.out`` and ``inputs.lse`` and to memory of its own, and to nothing else.
 3. An answer says what ran: the kernel and its split count where the backend can tell.
 4. A backend that is misspelt, one that is not installed and one that cannot do a case are three different errors.
+5. An adaptor of somebody else's public function may say so: ``public`` (its module and name), ``arguments(inputs)`` (the
+   keyword arguments of a case) and ``preface(inputs)`` (what must be called before, see ``calling.Step``). A script of a
+   failing case then calls that function itself.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ from harness.inputs import Inputs
 from references.formats import as_integers
 from references.precision import full_precision
 
-#: Elements of the score matrix of one block of heads: 128 MiB of fp32, of which the operator holds a few copies.
-_SCORES = 1 << 25
+#: Elements of the score matrix of one block of heads. The operator copies the keys for each head of it, D fp32 values a score:
+#: 1.1 GiB at D = 576, or one head's keys where those alone are more.
+_SCORES = 1 << 19
 
 
 class TorchSdpa:

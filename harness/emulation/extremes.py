@@ -3,7 +3,8 @@
 1. Two runs serve a sound kernel: (early, forward) and (late, reverse). What differs between them is a fault; only then are
    the two mixed extremes run, to tell a race from a dependency between programs.
 2. Every run begins with the same memory: what an earlier run wrote is put back first. The last run's memory remains.
-3. A fault of one run that another does not have is itself a difference: its cause is what is reported.
+3. A launch whose programs share nothing, and which is given the same bits in both, is run once (``alike``).
+4. A fault of one run that another does not have is itself a difference: its cause is what is reported.
 
 Source: the two legal extremes of ``harness/emulation/shared.py``; programs of a grid may run in any order.
 """
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from harness.emulation.alike import Launches
 from harness.emulation.findings import EmulationFault, Finding, fail, site
 from harness.emulation.formats import Array
 from harness.emulation.memory import CARRIERS, Allocation
@@ -74,8 +76,9 @@ def run_all_extremes(function: Callable[[], Any], *, target: str = "gfx950") -> 
     Raises:
         EmulationFault: what the kernel does wrong in every run; else race, cross-program or nondeterministic.
     """
-    one = _run(function, FIRST, target)
-    two = _run(function, SECOND, target, undo=one)
+    launches = Launches(None)
+    one = _run(function, FIRST, target, launches=launches)
+    two = _run(function, SECOND, target, undo=one, launches=Launches(launches))
     difference = one.difference(two)
     if difference is not None:
         _explain(function, target, one, two, difference)
@@ -90,10 +93,11 @@ def _run(
     target: str,
     undo: _Outcome | None = None,
     tracer: Callable[[Allocation], None] | None = None,
+    launches: Launches | None = None,
 ) -> _Outcome:
     if undo is not None:
         undo.session.undo()
-    with emulate(target=target, copies=how[0], order=how[1], keep=True) as session:
+    with emulate(target=target, copies=how[0], order=how[1], keep=True, launches=launches) as session:
         session.tracer = tracer
         try:
             answer, fault = function(), None

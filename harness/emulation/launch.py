@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.emulation.alike import Launches
 from harness.emulation.findings import EmulationFault, Where, fail, finding, site_of
 from harness.emulation.formats import BOOL, BY_NAME, FP32, INT32, INT64, UINT64
 from harness.emulation.memory import Allocation, Pointer
@@ -73,12 +74,20 @@ class Launcher:
     """Runs launches for a session."""
 
     def __init__(
-        self, *, late: bool, reverse: bool, allocated: Callable[[Allocation], None], launched: Callable[[str, int], None]
+        self,
+        *,
+        late: bool,
+        reverse: bool,
+        allocated: Callable[[Allocation], None],
+        launched: Callable[[str, int], None],
+        launches: Launches | None = None,
     ) -> None:
         self.copies = Copies(late)
         self.reverse = reverse
         self._allocated = allocated
         self._launched = launched
+        #: What is kept of launches so that a second run need not repeat them; None to keep nothing.
+        self._launches = launches
 
     def run(self, jit: Any, grid: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Run every program of a launch."""
@@ -87,9 +96,13 @@ class Launcher:
         values, bound, options = self._bind(jit, kernel.name, arguments, named)
         now.warps = int(options.get("num_warps", 4))
         shape = grid(bound) if callable(grid) else grid
-        sizes = (*(int(item) for item in shape), 1, 1, 1)
-        self._launched(kernel.name, sizes[0] * sizes[1] * sizes[2])
-        self._run_programs(kernel, values, sizes[:3])  # type: ignore[arg-type]
+        first, second, third = (*(int(item) for item in shape), 1, 1, 1)[:3]
+        self._launched(kernel.name, first * second * third)
+        if self._launches is not None and self._launches.spares(jit, values, (first, second, third)):
+            return
+        self._run_programs(kernel, values, (first, second, third))
+        if self._launches is not None:
+            self._launches.end()
 
     def _run_programs(self, kernel: Kernel, values: list[Any], grid: tuple[int, int, int]) -> None:
         function, copies = kernel.function, self.copies

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from harness.emulation.alike import Launches
 from harness.emulation.findings import fail
 from harness.emulation.formats import Array
 from harness.emulation.memory import Allocation
@@ -93,7 +94,14 @@ _running: list[Session] = []
 
 
 @contextmanager
-def emulate(*, target: str = "gfx950", copies: str = "early", order: str = "forward", keep: bool = False) -> Iterator[Session]:
+def emulate(
+    *,
+    target: str = "gfx950",
+    copies: str = "early",
+    order: str = "forward",
+    keep: bool = False,
+    launches: Launches | None = None,
+) -> Iterator[Session]:
     """Run every Triton and Gluon launch of the block on the CPU.
 
     Args:
@@ -101,6 +109,7 @@ def emulate(*, target: str = "gfx950", copies: str = "early", order: str = "forw
         copies: when asynchronous copies land: "early" (at issue) or "late" (at the wait that retires their group).
         order: the order of programs, "forward" or "reverse".
         keep: whether to keep what stood where kernels write, for ``undo``.
+        launches: where to keep what launches did, so that a second run need not repeat them; None to keep nothing.
 
     Raises:
         EmulationFault: from the launch, when a kernel does something wrong.
@@ -117,7 +126,11 @@ def emulate(*, target: str = "gfx950", copies: str = "early", order: str = "forw
 
     session = Session(target=target, copies=copies, order=order, keep=keep)
     launcher = Launcher(
-        late=copies == "late", reverse=order == "reverse", allocated=session.allocated, launched=session.launched
+        late=copies == "late",
+        reverse=order == "reverse",
+        allocated=session.allocated,
+        launched=session.launched,
+        launches=launches,
     )
     session.overlaps = launcher.copies.overlaps
 

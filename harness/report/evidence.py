@@ -77,7 +77,7 @@ def grids(case: Case, backend: Backend, regime: Regime, *, device: str, role: st
     with torch.no_grad(), full_precision():
         inputs, output = run(case)
         actual = flatten(case, output, FORMATS[regime.arithmetic.output])
-        problem = inputs.problem()
+        problem = regime.understood(inputs.problem())
         yardstick = measure_truth(problem, mla_decode(problem), regime)
         found = _errors(case, yardstick, measure_actual(actual, yardstick), errors(actual, yardstick), role)
         return (*found, *_tokens(case, run, (inputs, output), regime.arithmetic, role))

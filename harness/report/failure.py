@@ -13,14 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.backends.protocol import Backend
-from harness.case import Case
-from harness.explain import explain, explain_crash, explain_violations, told
-from harness.inputs import make_inputs
 from harness.measure import CHECKS
-from harness.regimes import ABOUT_GRAPH, ABOUT_REFUSAL, GRAPH, REFUSAL, RELATIONS, Regimes
-from harness.relations import between
-from harness.report.evidence import Grid, grids
+from harness.regimes import ABOUT_GRAPH, ABOUT_REFUSAL, GRAPH, REFUSAL, RELATIONS
+from harness.report.look import Looked
 from harness.repro import replay_command
 from harness.run import Result
 from harness.script.text import in_words
@@ -34,74 +29,26 @@ OTHERS = 4
 WORST_ROWS, WORST_ELEMENTS = 1, 2
 #: Longest script that goes into a ledger, characters; a longer one stays the file that it is.
 LONGEST_SCRIPT = 200_000
-#: Faults of an answer, which can be looked at; the others left none, or are not about numbers.
-_ANSWERS = frozenset({"mismatch", "inaccurate", "non-finite", "unwritten"})
-#: Faults that left no answer, and those of memory that the kernel does not own.
-_LOST, _TOUCHED = frozenset({"crash", "hang"}), frozenset({"input-changed", "guard-touched"})
-
-
-def look(result: Result, backend: Backend, regimes: Regimes, *, device: str) -> list[str]:
-    """Run a wrong answer once more and say where it is wrong and which known mistake makes the like of it.
-
-    Args:
-        result: what became of the case.
-        backend: who answered; it is run in this process, which its answer has shown to be safe.
-        regimes: the rules it was judged by.
-        device: where it ran.
-    """
-    fault = result.verdict.fault
-    repeated = result.relation == "repeat" and fault in _ANSWERS | {"nondeterministic"}
-    if not repeated and (fault not in _ANSWERS | _LOST | _TOUCHED or result.relation is not None):
-        return []
-    try:
-        if fault in _LOST:  # the kernel is not run again: it may take this process with it
-            lost = explain_crash(result.case, regimes.of(result.backend, result.case).arithmetic)
-            return told(lost, "it reads outside memory, or does not end, on this case too")
-        inputs = make_inputs(result.case, device=device, output_format=backend.capabilities.output_format)
-        arithmetic = regimes.of(result.backend, result.case).arithmetic
-        before = []
-        if repeated:  # as the relation does: another call in between
-            made = make_inputs(between(result.case), device=device, output_format=backend.capabilities.output_format)
-            before.append(made)
-            backend.run(made)
-        output = backend.run(inputs)
-        if fault in _TOUCHED:
-            touched = [(violation.fault, violation.buffer) for violation in inputs.violations()]
-            return told(explain_violations(result.case, arithmetic, touched), "it writes the same buffer on this case too")
-        return str(explain(inputs, output, arithmetic, before=before, rerun=None if before else backend.run)).splitlines()
-    except Exception as error:  # an explanation is worth no verdict
-        return [f"no explanation: {type(error).__name__}: {error}"]
 
 
 def failure_fields(
     result: Result,
-    backend: Backend,
-    regimes: Regimes,
     *,
     device: str,
     finding: Finding | TraceFinding | None,
-    looks: Sequence[str],
+    looked: Looked,
     notes: Sequence[str],
 ) -> Mapping[str, Any]:
     """State what a report shows of a failing result, for the ledger.
 
     Args:
         result: what became of the case.
-        backend: who answered; a wrong answer is asked for again in this process.
-        regimes: the rules it was judged by.
         device: where it ran.
         finding: how it was shrunk, if it was.
-        looks: lines about where it is wrong and what it looks like.
+        looked: where it is wrong and what it looks like.
         notes: lines about what was saved.
     """
     walk = finding.walk if isinstance(finding, Finding) else None
-    laid: list[Grid] = []
-    if result.verdict.fault in _ANSWERS and result.relation is None:
-        shown = {"smallest": result.case}
-        if isinstance(finding, Finding) and finding.first != result.case:
-            shown["first"] = finding.first
-        for role, case in shown.items():
-            laid += _laid(case, backend, regimes, device, role)
     script = next((note.removeprefix("script: ") for note in notes if note.startswith("script: ")), "")
     return {
         "backend": result.backend,
@@ -110,9 +57,9 @@ def failure_fields(
         "relation": result.relation,
         "device": device,
         "command": replay_command(result.case, result.backend, device, result.relation),
-        "looks": list(looks),
+        "looks": list(looked.lines),
         "notes": list(notes),
-        "grids": laid,
+        "grids": looked.grids,
         "first": str(finding.first) if finding else None,
         "neighbour": str(walk.neighbour) if walk and walk.neighbour else None,
         "difference": walk.difference if walk else "",
@@ -120,13 +67,6 @@ def failure_fields(
         "complete": finding.walk.complete if finding else True,
         "script": _read(script),
     }
-
-
-def _laid(case: Case, backend: Backend, regimes: Regimes, device: str, role: str) -> tuple[Grid, ...]:
-    try:
-        return grids(case, backend, regimes.of(backend.name, case), device=device, role=role)
-    except Exception:  # a picture is worth no verdict
-        return ()
 
 
 def _read(path: str) -> str:

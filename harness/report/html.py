@@ -21,7 +21,8 @@ from typing import Any
 import jinja2
 
 from harness.ledger import Line, number
-from harness.report.model import Failure, Report
+from harness.report.failures import Failure
+from harness.report.model import Report
 from harness.report.spread import Histogram
 
 #: Bytes that the file may have.

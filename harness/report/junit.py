@@ -17,7 +17,8 @@ from xml.etree import ElementTree
 
 from harness.ledger import Line
 from harness.merge import Merged
-from harness.report.model import Failure, Part, Report
+from harness.report.failures import Failure
+from harness.report.model import Part, Report
 from harness.report.rows import row_name
 
 #: What XML 1.0 cannot hold.
@@ -93,12 +94,12 @@ def _new_suite(root: ElementTree.Element, name: str, started: str, seconds: floa
 
 
 def _named(one: Failure) -> str:
-    relation = f" {one.relation}" if one.relation else ""
+    relation = f" {one.relation}" if one.relation and not one.steps else ""
     return f"{one.phase} {one.fault or 'error'}{relation} {one.case}"
 
 
 def _told(one: Failure) -> str:
-    lines = [one.words, "", one.message, *one.shown["looks"]]
+    lines = [one.words, one.about, *one.steps, "", one.message, *one.shown["looks"]]
     if one.shown["neighbour"]:
         lines.append(f"passes with {one.shown['difference']}: {one.shown['neighbour']}")
     return "\n".join([*lines, *one.shown["notes"], str(one.shown["command"])])

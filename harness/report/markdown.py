@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from harness.report.failures import Failure
 from harness.report.html import duration
-from harness.report.model import Failure, Report
+from harness.report.model import Report
 from harness.report.rows import CONTRACT
 
 #: Characters of the text.
@@ -104,8 +105,10 @@ def _beside(report: Report) -> list[str]:
 def _failure(failure: Failure) -> list[str]:
     lines = ["", f"### ✘ {failure.kind}: {_code(failure.backend)} × {_code(failure.regime)}", ""]
     lines += _block(failure.words or failure.case)
-    if failure.relation:
-        lines += [f"One run held to another: **{failure.relation}**, {failure.about}.", ""]
+    if failure.about:
+        lines += [_escaped(failure.about), ""]
+    if failure.steps:
+        lines += _block("\n".join(failure.steps))
     lines += [f"- {name}: **{ratio:.3g}** of its limit; {meaning}" for name, meaning, ratio in failure.checks]
     if not failure.checks:
         lines += _block(_clipped(failure.message, 2000))

@@ -10,73 +10,21 @@ Source: the kinds of line are those of ``harness.ledger``.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from harness.case import Case, CaseError
 from harness.compare import Comparison, comparisons
 from harness.ledger import Line, number
-from harness.measure import CHECKS
 from harness.merge import Merged
-from harness.regimes import ABOUT_GRAPH, ABOUT_REFUSAL, GRAPH, REFUSAL, RELATIONS
 from harness.report.coverage import Crossing, Reach, crossings, domain_of, reaches
-from harness.report.rows import CONTRACT, Row, left_out, row_name
-from harness.report.spread import Histogram, ratios, rhos, untrusted
+from harness.report.failures import Failure, case_of, executed_of, failures_of
+from harness.report.rows import Row, left_out, row_name
+from harness.report.spread import Histogram, ratios, untrusted
 from harness.report.terminal import notes, verdict
-from harness.script.text import in_words
-from harness.search import EXECUTED
-from harness.serving.trace import Trace, TraceError, is_trace
+from harness.serving.trace import is_trace
 
 #: Passes nearest to a limit that are listed of a regime.
 NEAREST = 8
-#: What is shown of a failure that no ``failure`` line speaks of.
-NOTHING: Mapping[str, Any] = {
-    "command": "", "looks": (), "notes": (), "grids": (), "first": None, "neighbour": None, "difference": "", "others": (),
-    "complete": True, "script": "",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One failing case, and what is known of it."""
-
-    #: Where it is found in a document.
-    anchor: str
-    backend: str
-    regime: str
-    #: Regime of the row of the verdict table that counts it.
-    row: str
-    #: Its id, and the facts of it in words.
-    case: str
-    words: str
-    #: "finding" (shrunk from a random case), or the phase in which it was asked: "pinned", "contract", "search".
-    phase: str
-    #: The relation between two runs that it broke, and what that is; None for one run.
-    relation: str | None
-    about: str
-    #: The verdict, its kind of fault, its words.
-    verdict: str
-    fault: str
-    message: str
-    #: Broken checks: name, meaning, ratio to the limit; the furthest first.
-    checks: tuple[tuple[str, str, float], ...]
-    #: Worst rows and elements, as the ledger has them.
-    worst_rows: tuple[Line, ...]
-    worst_elements: tuple[Line, ...]
-    #: ρ of its worst row and the limit of that; None where none was measured.
-    rho: float | None
-    rho_limit: float | None
-    #: ρ of all cases of the regime.
-    spread: Histogram | None
-    #: What a report shows beyond the verdict: the ledger's ``failure`` line, or NOTHING where there is none.
-    shown: Line
-
-    @property
-    def kind(self) -> str:
-        """Name its verdict and fault."""
-        return f"{self.verdict} {self.fault}".strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +79,7 @@ def make_report(merged: Merged) -> Report:
     for index, row in enumerate(found):
         lines = groups[row.backend, row.regime]
         parts.append(_part(f"row-{index}", row, lines))
-        failures += _failures(f"failure-{index}", row, lines)
+        failures += failures_of(f"failure-{index}", row, lines)
     beside = comparisons(merged.lines)
     environment: dict[str, dict[str, None]] = {}
     for ledger in merged.ledgers:
@@ -153,7 +101,7 @@ def make_report(merged: Merged) -> Report:
 
 def _part(anchor: str, row: Row, lines: Sequence[Line]) -> Part:
     executed = executed_of(lines)
-    cases = [case for line in executed if (case := _case(line["case"])) is not None]
+    cases = [case for line in executed if (case := case_of(line["case"])) is not None]
     domain = domain_of(lines)
     relations: dict[str, int] = {}
     for line in executed:
@@ -171,18 +119,6 @@ def _part(anchor: str, row: Row, lines: Sequence[Line]) -> Part:
     )
 
 
-def executed_of(lines: Iterable[Line]) -> list[Line]:
-    """List the results that count: of cases that were executed, those asked while shrinking left out."""
-    return [line for line in lines if line["kind"] == "result" and line["phase"] != "shrink" and line["verdict"] in EXECUTED]
-
-
-def _case(text: str) -> Case | None:
-    try:
-        return Case.parse(text)
-    except CaseError:  # of another version: it still counts, and its axes cannot be told
-        return None
-
-
 def _nearest(executed: Iterable[Line]) -> tuple[tuple[float, str, str], ...]:
     found = []
     for line in executed:
@@ -191,84 +127,3 @@ def _nearest(executed: Iterable[Line]) -> tuple[tuple[float, str, str], ...]:
             name, ratio = max(measured.items(), key=lambda item: number(item[1]))
             found.append((number(ratio), name, str(line["case"])))
     return tuple(sorted(found, reverse=True)[:NEAREST])
-
-
-def _failures(anchor: str, row: Row, lines: Sequence[Line]) -> list[Failure]:
-    """List the failures of a row, each once: what was shrunk, and what failed without being a random case."""
-    shown = {_key(line): line for line in lines if line["kind"] == "failure"}
-    failing = {_key(line): line for line in lines if line["kind"] == "finding"}
-    for line in lines:
-        if line["kind"] == "result" and line["phase"] != "shrink" and _failed(line, row):
-            failing.setdefault(_key(line), line)
-    executed = executed_of(lines)
-    made = []
-    for place, (key, line) in enumerate(failing.items()):
-        rho, limit = _rho(line)
-        relation = line.get("relation")
-        case = _case(line["case"])
-        measured = line.get("measurements") or {}
-        broken = {name: number(ratio) for name, ratio in (measured.get("ratios") or {}).items() if not number(ratio) <= 1}
-        made.append(
-            Failure(
-                anchor=f"{anchor}-{place}",
-                backend=line["backend"],
-                regime=line["regime"] or row.regime,
-                row=row.regime,
-                case=line["case"],
-                words=in_words(case) if case else "",
-                phase="finding" if line["kind"] == "finding" else line["phase"],
-                relation=relation,
-                about=_about(relation),
-                verdict=line["verdict"],
-                fault=line["fault"] or "",
-                message=line["message"],
-                checks=tuple(
-                    (name, CHECKS.get(name, name), broken[name]) for name in sorted(broken, key=broken.__getitem__)[::-1]
-                ),
-                worst_rows=tuple(measured.get("worst_rows") or ()),
-                worst_elements=tuple(measured.get("worst_elements") or ()),
-                rho=rho,
-                rho_limit=limit,
-                spread=rhos(executed, *(mark for mark in (rho, limit) if mark is not None)) if rho is not None else None,
-                shown={**NOTHING, **shown.get(key, {})},
-            )
-        )
-    return made
-
-
-def _key(line: Line) -> tuple[Any, ...]:
-    return (line["case"], line.get("relation"))
-
-
-def _failed(line: Line, row: Row) -> bool:
-    """Tell whether a result is a failure of its own; a random one that was shrunk is told by its finding.
-
-    One that is excused, because its baseline shares it, is the comparison's to tell.
-    """
-    if line.get("excused"):
-        return False
-    if line["verdict"] == "ERROR":
-        return True
-    if row.regime == CONTRACT:
-        return bool(line["verdict"] != "UNSUPPORTED")
-    return bool(line["verdict"] == "FAIL" and line["phase"] != "search")
-
-
-def _rho(line: Line) -> tuple[float | None, float | None]:
-    """Read ρ of the worst row, and the ρ at which its check breaks, off the z that it had and may have."""
-    rows = (line.get("measurements") or {}).get("worst_rows") or ()
-    if not rows:
-        return None, None
-    worst = max(rows, key=lambda row: number(row["rho"]))
-    rho, z, limit = (number(worst[name]) for name in ("rho", "z", "z_limit"))
-    if not z > 0 or not rho > 1:
-        return rho, None
-    return rho, float((1 + limit * (rho**2 - 1) / z) ** 0.5)
-
-
-def _about(relation: str | None) -> str:
-    """Say what a relation is; of a serving trace its steps."""
-    if relation is not None and is_trace(relation):
-        with contextlib.suppress(TraceError):
-            return f"a decode after these steps of an engine: {'; '.join(map(str, Trace.parse(relation).steps))}"
-    return {**RELATIONS, GRAPH: ABOUT_GRAPH, REFUSAL: ABOUT_REFUSAL}.get(relation or "", "")

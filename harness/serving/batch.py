@@ -21,7 +21,7 @@ from torch import Tensor
 from harness.cache import absurd_ids
 from harness.case import Case
 from harness.inputs import Inputs
-from harness.memory import GUARD_BYTE, Arena
+from harness.memory import Arena, empty
 from harness.serving.engine import Batch
 from harness.serving.rows import Rows
 from harness.serving.trace import Setup
@@ -103,7 +103,7 @@ class Buffers:
         if made is None:
             made = self._made[name] = self.arena.allocate(name, math.prod(shape), dtype, output=output).view(tuple(shape))
         if output:
-            made.view(torch.uint8).fill_(GUARD_BYTE)
+            empty(made)
         return made
 
 

@@ -47,7 +47,7 @@ PARTS: dict[str, Part] = {
     "case": Part(place=("engine", "parts_of_a_case"), seconds=60),
     "graphs": Part(place=("engine", "graphs"), seconds=90),
     "pools": Part(place=("engine", "pools"), seconds=120),
-    "faults": Part(place=("faults", "faults"), seconds=150),
+    "faults": Part(place=("faults", "faults"), seconds=200),
     "reference": Part(place=("reference", "reference"), seconds=120),
     "gate": Part(place=("gate", "gate"), seconds=60),
 }

@@ -17,7 +17,7 @@ FAULTS = {
     "read-workspace": "non-finite", "position": "mismatch", "spin": "hang", "hang": "hang",
 }  # fmt: skip
 #: Until a backend has hung once a case may take so long: a child that starts imports torch and makes a context.
-LIMITS = TimeLimits(first=20.0, least=6.0)
+LIMITS = TimeLimits(first=15.0, least=6.0)
 
 
 def faults(given: Asked) -> bool:
