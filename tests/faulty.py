@@ -177,7 +177,7 @@ def _raise(inputs: Inputs) -> Output:
 FAULTS: dict[str, Callable[[Inputs], Output]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
-        _right, _segfault, _abort, _exit, _hang, _deaf_hang, _eat_memory, _write_past, _write_cache, _leave_a_row, _stale,
+        _right, _segfault, _wrong_then_fatal, _abort, _exit, _hang, _deaf_hang, _eat_memory, _write_past, _write_cache, _leave_a_row, _stale,
         _read_workspace, _waver, _position, _nudge_second, _toggle, _reuse, _noisy_empty, _raise,
     )
 }  # fmt: skip
