@@ -8,6 +8,7 @@ from harness.backends.registry import make
 from harness.case import Case
 from harness.regimes import load
 from harness.run import Result
+from harness.serving.detect import draw_for, hunt
 from harness.serving.engine import POINTS
 from harness.serving.faults import FAULTS, PoolFault
 from harness.serving.run import run_trace
@@ -80,3 +81,11 @@ def test_a_fault_says_where_it_acts() -> None:
     assert all(set(fault.acts) <= set(POINTS) for fault in FAULTS.values())
     with pytest.raises(ValueError, match="points are places"):
         PoolFault(name="odd", what="w", why="w", needs="n", acts={"nowhere": lambda moment, value: value})
+
+
+def test_a_hunt_over_drawn_traces_finds_a_fault_and_shrinks_it() -> None:
+    asked_of_all = draw_for(SDPA, REGIMES, count=12, seed=0)
+    found = hunt(FAULTS["padded-row-reads-row-0"].acts, asked_of_all, SDPA, REGIMES)
+    assert found.trace is not None and [str(step) for step in found.trace.steps] == ["admit a 1", "decode a pad 2"]
+    assert found.result is not None and found.result.verdict.kind == "FAIL" and 0 < found.asked <= 12
+    assert hunt({}, asked_of_all[:3], SDPA, REGIMES).asked == 0
