@@ -16,7 +16,7 @@ class Kill:
     """What became of one fault."""
 
     name: str
-    #: Whether a case was a FAIL, after how many cases and seconds.
+    #: Whether a case was a FAIL, after how many cases and seconds of CPU time.
     found: bool
     cases: int
     seconds: float
@@ -74,10 +74,10 @@ def summary(kills: Sequence[Kill]) -> list[str]:
     spent = sorted(kill.explain_seconds for kill in found)
     return [
         *lines,
-        f"median after {median_low(counts)} cases and {median_low(seconds):.2f} s, at most {counts[-1]} cases",
+        f"median after {median_low(counts)} cases and {median_low(seconds):.2f} s of CPU time, at most {counts[-1]} cases",
         f"explained first by its own name: {exact} of {len(found)} ({exact / len(found):.1%}); by it or by one with the same "
         f"answer: {right} ({right / len(found):.1%}); by its kind: {kind} ({kind / len(found):.1%}); "
-        f"median explanation {median_low(spent):.1f} s, longest {spent[-1]:.1f} s",
+        f"median explanation {median_low(spent):.1f} s, longest {spent[-1]:.1f} s of CPU time",
         "",
         *_checks(found),
     ]

@@ -1,8 +1,9 @@
 """Mutation of the kernel under test: does the gate catch every small change that somebody could make to it?
 
 1. The correct kernel goes first, through the same cases; where it fails there, nothing can be said of its mutants.
-2. A *stillborn* mutant, one that does not compile or that uses what the emulator refuses, counts for nothing.
-3. A survivor is a hole in the gate, unless it computes the same as the kernel: such a one is recorded with its reason in
+2. What lives through the first cases, and is not recorded as equivalent, is asked others as large as the gate profile has.
+3. A *stillborn* mutant, one that does not compile or that uses what the emulator refuses, counts for nothing.
+4. A survivor is a hole in the gate, unless it computes the same as the kernel: such a one is recorded with its reason in
    ``cases/equivalent_mutants.toml``, by the line it stands in. A record that no mutant matches is an error.
 
 Source: R. DeMillo, R. Lipton, F. Sayward, 1978, for the score: caught over all that are neither equivalent nor stillborn.
@@ -23,13 +24,17 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.mutants import OPERATORS, Key, mutants
+from harness.mutants import OPERATORS, Key, Mutant, mutants
+from harness.profiles import Profile
 from harness.targets import TARGETS
-from harness.trials import Fate, run
+from harness.trials import FIRST, MORE, Fate, run
 
+#: Ends of mutants that nothing caught.
+ALIVE = ("survived", "unreached")
 EQUIVALENT = Path(__file__).resolve().parent.parent / "cases" / "equivalent_mutants.toml"
 
 
@@ -102,11 +107,39 @@ def report(backend_name: str, fates: Sequence[Fate], known: Mapping[Key, str], *
     return "\n".join(lines), score
 
 
+def _hunted(options: argparse.Namespace, chosen: Sequence[Mutant], known: Mapping[Key, str]) -> list[Fate]:
+    """Run mutants, and those that live and are not recorded once more on other and larger cases."""
+
+    def ask(some: Sequence[Mutant], count: int, seed: int, profiles: Sequence[Profile]) -> list[Fate]:
+        return run(
+            options.backend,
+            some,
+            count=count,
+            seed=seed,
+            processes=options.processes,
+            regimes=options.regime,
+            profiles=profiles,
+        )
+
+    fates = ask(chosen, options.cases, options.seed, FIRST)
+    alive = {fate.mutant: fate for fate in fates if fate.end in ALIVE and fate.mutant.key not in known}
+    if not alive or not options.more:
+        return fates
+    again = ask(list(alive), options.more, options.seed + 1, MORE)
+    longer = [replace(fate, cases=fate.cases + alive[fate.mutant].cases) for fate in again]
+    return sorted(
+        [fate for fate in fates if fate.mutant not in alive] + longer, key=lambda fate: (fate.mutant.line, fate.mutant.old)
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Mutate a backend's kernel and print the score; 1 if a mutant survives that is not recorded as equivalent."""
     parser = argparse.ArgumentParser(prog="python -m harness.mutate", description=__doc__.partition("\n")[0])
     parser.add_argument("--backend", choices=list(TARGETS), default="gluon-splitkv")
     parser.add_argument("--cases", type=int, default=60, help="cases a mutant is asked at most")
+    parser.add_argument(
+        "--more", type=int, default=60, help="further and larger cases for those that live, and are not recorded"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--operator", nargs="+", choices=list(OPERATORS), default=list(OPERATORS))
@@ -131,20 +164,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(map(str, chosen)))
         return 0
     began = time.monotonic()
-    fates = run(
-        options.backend,
-        chosen,
-        count=options.cases,
-        seed=options.seed,
-        processes=options.processes,
-        regimes=options.regime,
-    )
+    fates = _hunted(options, chosen, known)
     text, _ = report(options.backend, fates, known, part=bool(options.regime))
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(one.ru_utime + one.ru_stime for one in spent)
     print(f"{text}\n\n{time.monotonic() - began:.0f} s on {options.processes} processes, {cpu:.0f} s of CPU time")
-    alive = ("survived",) if options.regime else ("survived", "unreached")
-    return 1 if any(fate.end in alive and fate.mutant.key not in known for fate in fates) else 0
+    counted = ("survived",) if options.regime else ALIVE
+    return 1 if any(fate.end in counted and fate.mutant.key not in known for fate in fates) else 0
 
 
 if __name__ == "__main__":

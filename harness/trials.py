@@ -35,17 +35,20 @@ from harness.inputs import Inputs, make_inputs
 from harness.judge import Known, judge
 from harness.measure import recentre
 from harness.mutants import Mutant
-from harness.profiles import PROFILES
+from harness.profiles import PROFILES, Profile
 from harness.reached import reached, statements
 from harness.regimes import Regime, load
 from harness.targets import TARGETS, Target
 from references.oracle import oracle
 
-#: Seconds a mutant may take for one case before it is a hang, and for all its cases before its budget ends.
+#: Seconds a mutant may take for one case before it is a hang, and of CPU time for all its cases before its budget ends.
 CASE_SECONDS, MUTANT_SECONDS = 60.0, 120.0
-#: Where cases come from: half from each. Under emulation the largest cases of the gate profile take seconds, and a mutant
-#: that lives is asked all of them.
-_PROFILES = (PROFILES["smoke"], dataclasses.replace(PROFILES["gate"], tokens=5000, batch=40, scores=60_000))
+#: Where cases come from, as many from each: of every mutant, and of those that outlive these. Under emulation the largest
+#: cases of the gate profile take seconds.
+FIRST, MORE = (
+    (PROFILES["smoke"], dataclasses.replace(PROFILES["gate"], tokens=5000, batch=40, scores=60_000)),
+    (PROFILES["gate"],),
+)
 #: prctl's option that names the signal a process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
 #: How long the loss of a process, or the end of its time, may go unseen.
@@ -76,12 +79,18 @@ class Fate:
     by: str
     cases: int
     seconds: float
-    #: Why it is equivalent; empty where it is not recorded so.
-    equivalent: str = ""
 
 
-def questions(backend: Backend, path: Path, *, count: int, seed: int, regimes: Collection[str] | None = None) -> list[Question]:
-    """Make the cases that mutants are asked, cheap ones first: half as the smoke profile draws them, half as the gate's.
+def questions(
+    backend: Backend,
+    path: Path,
+    *,
+    count: int,
+    seed: int,
+    regimes: Collection[str] | None = None,
+    profiles: Sequence[Profile] = FIRST,
+) -> list[Question]:
+    """Make the cases that mutants are asked, of each profile the cheap ones first.
 
     Args:
         backend: the correct kernel.
@@ -89,6 +98,7 @@ def questions(backend: Backend, path: Path, *, count: int, seed: int, regimes: C
         count: how many cases, of all regimes together.
         seed: of the draw.
         regimes: names of the backend's regimes that are asked; None for all.
+        profiles: how large cases are, as many of each.
 
     Raises:
         ValueError: if the backend has no such regime.
@@ -97,9 +107,9 @@ def questions(backend: Backend, path: Path, *, count: int, seed: int, regimes: C
     rows = [row for row in load().for_backend(backend.name) if regimes is None or row.name in regimes]
     if not rows:
         raise ValueError(f"no regime of {backend.name} is called {', '.join(regimes or ())}")
-    each = -(-count // (2 * len(rows)))
+    each = -(-count // (len(profiles) * len(rows)))
     drawn: list[tuple[Case, Regime]] = []
-    for profile in _PROFILES:
+    for profile in profiles:
         part = [(case, regime) for regime in rows for case in draw(regime, backend, profile, each, seed)]
         drawn += sorted(part, key=lambda pair: (sum(pair[0].lengths) + 64) * pair[0].heads * pair[0].query_tokens)
     made, whole = [], statements(path.read_text(encoding="utf-8"))
@@ -139,7 +149,7 @@ def _ask(build: Callable[[Path], Backend], path: Path, asked: Sequence[Question]
     except BaseException as error:
         pipe.send(("stillborn", f"{type(error).__name__}: {error}"[:200]))
         return
-    began = time.monotonic()
+    began = time.process_time()
     for question in asked:
         pipe.send(("next", ""))
         try:
@@ -156,7 +166,7 @@ def _ask(build: Callable[[Path], Backend], path: Path, asked: Sequence[Question]
             checks = [name for name, ratio in verdict.measurements.ratios.items() if ratio > 1]
             pipe.send(("caught", f"{verdict.fault}{' (' + ', '.join(checks) + ')' if checks else ''}"))
             return
-        if time.monotonic() - began > MUTANT_SECONDS:
+        if time.process_time() - began > MUTANT_SECONDS:
             break
     pipe.send(("survived", ""))
 
@@ -206,11 +216,12 @@ def run(
     seed: int,
     processes: int,
     regimes: Collection[str] | None = None,
+    profiles: Sequence[Profile] = FIRST,
 ) -> list[Fate]:
     """Run mutants of a backend's kernel, several at a time."""
     target = TARGETS[backend_name]
     path = target.path()
-    asked = questions(target.build(path), path, count=count, seed=seed, regimes=regimes)
+    asked = questions(target.build(path), path, count=count, seed=seed, regimes=regimes, profiles=profiles)
     folder = Path(tempfile.mkdtemp(prefix="mla-gate-mutants-"))
     everywhere = frozenset(line for question in asked for line in question.lines)
     fates = [

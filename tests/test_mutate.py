@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import mutate
 from harness.case import Case
 from harness.inputs import make_inputs
 from harness.judge import Known
 from harness.mutants import OPERATORS, Mutant, mutants
 from harness.mutate import equivalents, report
+from harness.profiles import Profile
 from harness.reached import reached, statements
 from harness.regimes import load
 from harness.targets import TARGETS
-from harness.trials import Fate, Question, best_first, questions, run
+from harness.trials import FIRST, MORE, Fate, Question, best_first, questions, run
 
 KERNEL = '''"""A kernel."""
 
@@ -134,6 +137,20 @@ def test_a_regime_that_the_backend_does_not_have_is_refused() -> None:
     target = TARGETS["triton-splitkv"]
     with pytest.raises(ValueError, match="no regime of triton-splitkv is called bh16"):
         questions(target.build(target.path()), target.path(), count=1, seed=0, regimes=["bh16"])
+
+
+def test_what_lives_is_asked_further_cases(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[int, int, Sequence[Profile]]] = []
+
+    def stand_in(backend: str, chosen: Sequence[Mutant], **options: Any) -> list[Fate]:
+        asked.append((len(chosen), options["count"], options["profiles"]))
+        ends = ["survived", "caught"] if len(asked) == 1 else ["caught"]
+        return [fate(one, end) for one, end in zip(chosen, ends, strict=True)]
+
+    monkeypatch.setattr(mutate, "run", stand_in)
+    assert mutate.main(["--backend", "triton-splitkv", "--sample", "2", "--cases", "3", "--more", "5"]) == 0
+    assert asked == [(2, 3, FIRST), (1, 5, MORE)]
+    assert "2 of 2 mutants caught" in capsys.readouterr().out
 
 
 def test_mutants_of_the_triton_kernel_are_caught() -> None:
