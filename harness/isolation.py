@@ -15,7 +15,11 @@ from harness.backends.protocol import Backend
 from harness.case import Case
 from harness.regimes import Regimes
 from harness.run import Result
-from harness.worker import Worker
+from harness.worker import TimeLimits, Worker
+
+#: On a GPU a first run compiles: on an H200, beside eleven other processes, a case took up to 65 s for it, and two more did not
+#: end within 120 s.
+ON_A_GPU = TimeLimits(first=400.0)
 
 
 class Isolation:
@@ -64,7 +68,12 @@ class Isolation:
             return answer(case, relation, backend, self.regimes, device=self.device)
         if version not in self._workers:
             rules: Path = self.regimes.path
-            self._workers[version] = Worker(device=self.device, share=1 / self.sharing, regimes=rules)
+            self._workers[version] = Worker(
+                device=self.device,
+                share=1 / self.sharing,
+                regimes=rules,
+                limits=ON_A_GPU if self.place.type == "cuda" else TimeLimits(),
+            )
         return self._workers[version].run(case, backend.name, relation)
 
     def close(self) -> None:
