@@ -37,7 +37,7 @@ def replay(given: Any) -> int:
     elif result.verdict.kind in ("FAIL", "ERROR"):
         child = given.isolation == "worker"
         looked = look_again(result, plan.regimes, device=str(plan.device), pictures=False, child=child)
-        print(panel(result, device=str(plan.device), looks=looked.lines))
+        print(panel(result, device=str(plan.device), looks=looked.lines, rules=plan.regimes.option))
     else:
         print(f"{result.verdict.kind}: {result.backend} × {result.regime or 'no regime'}\n  {result.verdict.message}")
     # A case that was not run is no pass: exit status 2.
@@ -81,7 +81,16 @@ def shrink(given: Any) -> int:
     else:
         child = given.isolation == "worker"
         looked = look_again(finding.result, plan.regimes, device=str(plan.device), pictures=False, child=child)
-        print(panel(finding.result, device=str(plan.device), finding=finding, looks=looked.lines, notes=notes))
+        print(
+            panel(
+                finding.result,
+                device=str(plan.device),
+                finding=finding,
+                looks=looked.lines,
+                notes=notes,
+                rules=plan.regimes.option,
+            )
+        )
     return 1
 
 
@@ -114,7 +123,7 @@ def _shrink_trace(given: Any, relation: str, backend: Backend, plan: Plan) -> in
         found = {"trace": str(walk.trace), "steps": walk.trace.lines, "asked": walk.asked, "complete": walk.complete}
         print_json(found | {"notes": notes})
     else:
-        print(panel(finding.result, device=str(plan.device), finding=finding, notes=notes))
+        print(panel(finding.result, device=str(plan.device), finding=finding, notes=notes, rules=plan.regimes.option))
     return 1
 
 
@@ -145,6 +154,8 @@ def _asked(given: Any) -> tuple[Case, str | None, Backend, Plan]:
     if not name:
         raise CommandError("an id says nothing of whom to ask: add --backend NAME (mla-gate backends lists them)")
     device = given.device or (repro and repro.device)
+    if given.regimes_file is None and repro and repro.rules:
+        given.regimes_file = Path(repro.rules)
     plan = make_plan(load(given.regimes_file), device=device, backends=[name])
     return case, given.relation or relation, plan.backends[0], plan
 

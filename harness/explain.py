@@ -25,7 +25,7 @@ from harness.case import Case
 from harness.faults.backend import Planted, together
 from harness.faults.catalogue import FAULTS
 from harness.faults.scene import Hang, IllegalAccess
-from harness.faults.variant import Variant
+from harness.faults.variant import of_regime
 from harness.inputs import Inputs, make_inputs
 from harness.likeness import Candidate, Scale, Trial, break_ties, format_of, rank, violates
 from harness.symptoms import Wrong
@@ -101,7 +101,7 @@ def explain(
     wrong = Wrong.of(actual, truth, bound)
     where = wrong.told(inputs.case)
     residual = scale.distance(actual, (truth.out, truth.lse))
-    trial = Trial(inputs, Variant(name="regime", arithmetic=arithmetic), before)
+    trial = Trial(inputs, of_regime(arithmetic), before)
     end = time.thread_time() + patience
     hard = (bound.hard, bound.lse_hard)
     found: list[Candidate] = []
@@ -146,7 +146,7 @@ def told(names: Sequence[str], like: str) -> list[str]:
 
 def explain_crash(case: Case, arithmetic: Arithmetic, *, patience: float = PATIENCE) -> tuple[str, ...]:
     """Name the faults that read outside memory, or do not end, on this case, as far as the time reaches."""
-    trial = Trial(make_inputs(case, output_format=arithmetic.output), Variant(name="regime", arithmetic=arithmetic), ())
+    trial = Trial(make_inputs(case, output_format=arithmetic.output), of_regime(arithmetic), ())
     end, names = time.thread_time() + patience, []
     for name in FAULTS:
         if time.thread_time() > end:
@@ -163,7 +163,7 @@ def explain_crash(case: Case, arithmetic: Arithmetic, *, patience: float = PATIE
 def explain_violations(case: Case, arithmetic: Arithmetic, buffers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Name the faults that touch the same memory: (fault, buffer) as violations have them."""
     wanted, names = set(buffers), []
-    variant = Variant(name="regime", arithmetic=arithmetic)
+    variant = of_regime(arithmetic)
     for name, fault in FAULTS.items():
         if "end" in fault.acts:
             inputs = make_inputs(case, output_format=arithmetic.output)

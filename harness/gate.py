@@ -267,12 +267,14 @@ class Gate:
         notes = save(result, backend, regimes, self.options.repro_dir, device=device, finding=finding)
         first = finding.first if isinstance(finding, Finding) else None
         looked = look_again(result, regimes, device=device, first=first, child=self.options.isolation == "worker")
-        self.ledger.write("failure", **failure_fields(result, device=device, finding=finding, looked=looked, notes=notes))
-        return panel(result, device=device, finding=finding, looks=looked.lines, notes=notes)
+        told = failure_fields(result, device=device, finding=finding, looked=looked, notes=notes, rules=regimes.option)
+        self.ledger.write("failure", **told)
+        return panel(result, device=device, finding=finding, looks=looked.lines, notes=notes, rules=regimes.option)
 
     def command(self, result: Result) -> str:
         """Give the command that replays a result."""
-        return replay_command(result.case, result.backend, str(self.plan.device), result.relation)
+        rules = self.plan.regimes.option
+        return replay_command(result.case, result.backend, str(self.plan.device), result.relation, rules=rules)
 
     def close(self, **fields: Any) -> None:
         """Write the end of this process's part."""

@@ -25,7 +25,7 @@ from harness.case import Case
 from harness.faults.backend import Planted, together
 from harness.faults.catalogue import FAULTS
 from harness.faults.scene import Hang, IllegalAccess
-from harness.faults.variant import Variant
+from harness.faults.variant import Variant, of_regime
 from harness.inputs import Inputs, make_inputs
 from harness.memory import empty, unwritten
 from references.arithmetic import Arithmetic
@@ -199,7 +199,7 @@ def break_ties(
             continue
         actual = (output.out.cpu().clone(), None if output.lse is None else output.lse.cpu().clone())
         bound = budget(coded.problem(), arithmetic)
-        trial = Trial(coded, Variant(name="regime", arithmetic=arithmetic), ())
+        trial = Trial(coded, of_regime(arithmetic), ())
         agreeing = []
         for one in tied:
             try:

@@ -123,7 +123,9 @@ def make_plan(
         raise PlanError(f"regime {', '.join(sorted(idle))} covers none of the backends {', '.join(made)}")
     bare = [name for name in made if not wanted and not regimes.for_backend(name)]
     if bare:
-        raise PlanError(f"{', '.join(bare)} has no regime: add a row to {regimes.path}")
+        raise PlanError(
+            f"{', '.join(bare)} has no regime: add a row to {regimes.path}, or name another file with --regimes-file"
+        )
     baselines = {name: _baseline(name, baseline, regimes, place) for name in made} if baseline else {}
     return Plan(device=place, regimes=regimes, backends=tuple(made.values()), absent=absent, pairs=pairs, baselines=baselines)
 

@@ -163,6 +163,11 @@ class Regimes:
                 return row
         raise NoRegime(f"no regime is called {name!r}: {self.path} has {', '.join(row.name for row in self.rows)}")
 
+    @property
+    def option(self) -> str | None:
+        """Its file as an option must name it; None where it is the project's own."""
+        return None if self.path == RULES else str(self.path.absolute())
+
     def for_backend(self, backend: str) -> tuple[Regime, ...]:
         """List the rows of a backend."""
         return tuple(row for row in self.rows if row.covers(backend))

@@ -60,19 +60,22 @@ class Repro:
     neighbour: str | None = None
     #: What the neighbour has instead, in words.
     difference: str = ""
+    #: The regimes file it was judged by; None for the project's.
+    rules: str | None = None
     #: What it ran on.
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
         """Give the command that replays it."""
-        return replay_command(self.case, self.backend, self.device, self.relation)
+        return replay_command(self.case, self.backend, self.device, self.relation, rules=self.rules)
 
 
-def replay_command(case: Case, backend: str, device: str, relation: str | None = None) -> str:
+def replay_command(case: Case, backend: str, device: str, relation: str | None = None, *, rules: str | None = None) -> str:
     """Give the command that replays a case on a backend, as whoever started the run would call it."""
     program = os.environ.get("MLA_GATE_COMMAND", "mla-gate")
     named = [] if relation is None or is_trace(relation) else ["--relation", relation]
+    named += [] if rules is None else ["--regimes-file", rules]
     asked = relation if relation is not None and is_trace(relation) else str(case)
     return f"{program} replay {shlex.join([asked, '--backend', backend, '--device', device, *named])}"
 
@@ -102,6 +105,7 @@ def save(
         first=str(finding.first) if finding else None,
         neighbour=str(walk.neighbour) if walk and walk.neighbour else None,
         difference=walk.difference if walk else "",
+        rules=regimes.option,
         environment=environment(device),
     )
     name = _name(result)

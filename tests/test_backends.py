@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.backends.conformance import CHECKS, PROBES, Check
-from harness.backends.protocol import Backend, Capabilities, NotInstalled, Output, Unsupported
+from harness.backends.protocol import Backend, Capabilities, NotInstalled, Output, UnknownBackend, Unsupported
 from harness.backends.registry import defaults, make
 from harness.backends.torch_sdpa import TorchSdpa
 from harness.case import Case
@@ -35,6 +35,12 @@ def test_a_default_backend_has_one_version(name: str) -> None:
         pytest.skip(str(DEFAULTS[name]))
     with pytest.raises(ValueError, match="has no versions to choose from"):
         make(f"{name}@1.0")
+
+
+def test_a_module_that_overlooks_the_version_asked_for_is_refused() -> None:
+    assert make("python:tests.stubs:right@old").name == "python:tests.stubs:right@old"
+    with pytest.raises(UnknownBackend, match=r"it must be called '.*:right@old'"):
+        make("python:tests.faulty:right@old")
 
 
 class Broken:

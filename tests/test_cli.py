@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_replay_of_a_right_answer_ends_with_0_and_of_a_wrong_one_with_1(ask: Ask
     status, out, _ = ask("replay", FAILING, "--backend", f"{STUB}wrong", *rules)
     assert status == 1
     assert out.startswith("FAIL mismatch")
-    assert out.splitlines()[-1] == f"mla-gate replay {FAILING} --backend {STUB}wrong --device cpu"
+    assert out.splitlines()[-1] == f"mla-gate replay {FAILING} --backend {STUB}wrong --device cpu {shlex.join(rules[:2])}"
     status, line = as_json(ask, "replay", FAILING, "--backend", f"{STUB}wrong", *rules)
     assert (status, line["verdict"], line["fault"]) == (1, "FAIL", "mismatch")
 

@@ -186,7 +186,7 @@ def test_new_failures_fail_a_run_and_old_ones_only_where_all_count(gate: Gate) -
     done = gate.run("wrong", "--baseline", f"{STUB}right", "--fail-on", "new", "--ledger-dir", "new", *few)
     assert done.ret == 1
     done.stdout.fnmatch_lines([
-        f"mla-gate replay v1:H=1:S=1:N=70:end --backend {STUB}wrong --device cpu",
+        f"mla-gate replay v1:H=1:S=1:N=70:end --backend {STUB}wrong --device cpu --regimes-file *",
         "  fails newly: *",
         f"against the baseline: WORSE: {STUB}wrong × few-heads (* fail newly)",
     ])  # fmt: skip

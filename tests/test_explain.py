@@ -75,6 +75,13 @@ def test_a_smallest_case_is_told_from_others_with_the_same_answer_there(name: st
     assert alike[0] == (name,) and len(alike) > 1, str(found)
 
 
+def test_a_regime_without_tiles_is_explained_too() -> None:
+    backend = planted("tile-edge-token-dropped", variant=VARIANTS["splits-2"])
+    inputs = make_inputs(Case(heads=1, lengths=(65,)))
+    found = explain(inputs, backend.run(inputs), load().named("sdpa-fp32").arithmetic, rerun=backend.run)
+    assert found.candidates and found.candidates[0].within_rounding
+
+
 def test_two_faults_are_named_as_two() -> None:
     found = explained("value-scale-twice", "middle-token-lost")
     assert set(found.candidates[0].names) == {"value-scale-twice", "middle-token-lost"}

@@ -88,7 +88,7 @@ def test_a_wrong_backend_fails_with_a_panel_a_repro_and_the_command_that_replays
         "*passes with lengths 69 instead of 70: v1:H=1:S=1:N=69:end",
         "*repro: *out/python-tests.stubs-wrong-mismatch-*.json",
         "*script: *out/python-tests.stubs-wrong-mismatch-*.py",
-        f"mla-gate replay v1:H=1:S=1:N=70:end --backend {STUB}wrong --device cpu",
+        f"mla-gate replay v1:H=1:S=1:N=70:end --backend {STUB}wrong --device cpu --regimes-file *",
         f"{STUB}wrong  few-heads * 1 * FAIL: failures",
         "mla-gate: FAIL after * cases: * × few-heads (failures)",
     ])  # fmt: skip
@@ -162,7 +162,7 @@ def test_a_contract_that_raises_is_a_crash_of_its_backend_and_the_others_go_on(g
     done.stdout.fnmatch_lines([
         f"FAIL crash: {STUB}unsure × few-heads",
         f"*{STUB}unsure does not say whether it can do v1:H=1:S=1:N=71:end: its why_not raised KeyError: 71",
-        f"mla-gate replay v1:H=1:S=1:N=71:end --backend {STUB}unsure --device cpu",
+        f"mla-gate replay v1:H=1:S=1:N=71:end --backend {STUB}unsure --device cpu --regimes-file *",
     ])  # fmt: skip
     table = {tuple(line.split()[:2]): line for line in done.stdout.lines if line.startswith(STUB)}
     assert "FAIL: failures" in table[f"{STUB}unsure", "few-heads"]

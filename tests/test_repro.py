@@ -9,6 +9,7 @@ import pytest
 
 from harness.backends import registry
 from harness.case import Case
+from harness.cli import main
 from harness.plan import Pair
 from harness.regimes import Regimes, load
 from harness.report.failure import panel
@@ -51,6 +52,19 @@ def test_a_repro_is_read_back_as_it_was_written(failing: Result, regimes: Regime
     assert repro.neighbour == "v1:H=2:S=1:N=69+3:end"
     assert repro.environment["torch"]
     assert json.loads(path.read_text())["command"] == repro.command
+
+
+def test_a_repro_and_its_command_name_the_regimes_file_it_was_judged_by(
+    failing: Result, regimes: Regimes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(failing, WRONG, regimes, tmp_path / "repros", device="cpu")
+    (path,) = (tmp_path / "repros").glob("*.json")
+    repro = load_repro(path)
+    assert repro.rules == str(regimes.path) and repro.command.endswith(f"--regimes-file {regimes.path}")
+    assert panel(failing, device="cpu", rules=regimes.option).endswith(repro.command)
+    assert main(["replay", str(path), "--isolation", "off"]) == 1
+    assert f"--regimes-file {regimes.path}" in capsys.readouterr().out
+    assert load().option is None
 
 
 def test_every_failure_has_a_script_beside_its_repro(failing: Result, regimes: Regimes, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Source: how AITER's Gluon, Triton and asm decode kernels, FlashMLA, FlashInfer a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,6 +42,15 @@ class Variant:
         plan = list(pairwise(edges))
         launched = splits.launched(heads=heads, query_tokens=query_tokens, batch=batch)
         return plan + [(length, length)] * (launched - len(plan))
+
+
+#: Tile of the model of a regime whose arithmetic has none: mistakes at the edges of tiles are told of such kernels too.
+_TILE = 64
+
+
+def of_regime(arithmetic: Arithmetic) -> Variant:
+    """Make the variant that mistakes are planted in to explain an answer given under a regime."""
+    return Variant(name="regime", arithmetic=dataclasses.replace(arithmetic, tile=arithmetic.tile or _TILE))
 
 
 def _variant(

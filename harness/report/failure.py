@@ -38,6 +38,7 @@ def failure_fields(
     finding: Finding | TraceFinding | None,
     looked: Looked,
     notes: Sequence[str],
+    rules: str | None = None,
 ) -> Mapping[str, Any]:
     """State what a report shows of a failing result, for the ledger.
 
@@ -47,6 +48,7 @@ def failure_fields(
         finding: how it was shrunk, if it was.
         looked: where it is wrong and what it looks like.
         notes: lines about what was saved.
+        rules: the regimes file, where it is not the project's.
     """
     walk = finding.walk if isinstance(finding, Finding) else None
     script = next((note.removeprefix("script: ") for note in notes if note.startswith("script: ")), "")
@@ -56,7 +58,7 @@ def failure_fields(
         "case": str(result.case),
         "relation": result.relation,
         "device": device,
-        "command": replay_command(result.case, result.backend, device, result.relation),
+        "command": replay_command(result.case, result.backend, device, result.relation, rules=rules),
         "looks": list(looked.lines),
         "notes": list(notes),
         "grids": looked.grids,
@@ -84,6 +86,7 @@ def panel(
     finding: Finding | TraceFinding | None = None,
     looks: Sequence[str] = (),
     notes: Sequence[str] = (),
+    rules: str | None = None,
 ) -> str:
     """Write the panel of a failing result.
 
@@ -93,6 +96,7 @@ def panel(
         finding: how it was shrunk, if it was.
         looks: lines about where it is wrong and what it looks like.
         notes: lines about what was saved.
+        rules: the regimes file, where it is not the project's.
     """
     verdict = result.verdict
     head = f"{verdict.kind}{f' {verdict.fault}' if verdict.fault else ''}: {result.backend} × {result.regime or 'no regime'}"
@@ -106,7 +110,7 @@ def panel(
     if finding is not None:
         lines += ["", *(_shrunk(finding) if isinstance(finding, Finding) else _shortened(finding))]
     lines += [f"  {note}" for note in notes]
-    return "\n".join([*lines, replay_command(result.case, result.backend, device, result.relation)])
+    return "\n".join([*lines, replay_command(result.case, result.backend, device, result.relation, rules=rules)])
 
 
 def badly(result: Result) -> list[str]:
