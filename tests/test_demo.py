@@ -18,6 +18,7 @@ from harness.backends import registry
 from harness.backends.protocol import NotInstalled
 from harness.cli import CASES
 from harness.ledger import read_all
+from harness.plan import PlanError
 from harness.regimes import load
 
 CASE = "v1:H=1:S=1:N=129:end"
@@ -56,6 +57,12 @@ def test_a_demonstration_that_does_not_come_out_says_so(
     monkeypatch.setattr(demo, "EXAMPLES", 2)
     assert demo.demo(SimpleNamespace(folder=tmp_path, device="cpu")) == 1
     assert "nothing was found in 2 cases, and something should have been" in capsys.readouterr().out
+
+
+def test_what_cannot_be_planned_is_said_before_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PlanError, match="nosuch"):
+        demo.demo(SimpleNamespace(device="nosuch", folder=tmp_path))
+    assert capsys.readouterr().out == ""
 
 
 def test_without_triton_the_model_makes_the_same_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
