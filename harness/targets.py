@@ -69,7 +69,8 @@ def _aiter(path: Path) -> Backend:
     from harness.backends.aiter_source import find_source, parse_source
 
     original, root = _aiter_path(), find_source().root
-    copy = Path(tempfile.mkdtemp(prefix="mla-gate-checkout-"))
+    # Beside a mutant, whose folder goes when the run ends; its process may be killed before it could see to that.
+    copy = Path(tempfile.mkdtemp(prefix="mla-gate-checkout-", dir=None if path == original else path.parent))
     place, here = original.relative_to(root), copy
     for part in place.parts:
         there = root / here.relative_to(copy)
