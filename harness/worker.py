@@ -53,8 +53,15 @@ _MEMORY_SHARE = 0.7
 _MEMORY_SHARE_OF_GPU = 0.9
 #: Seconds given to a hanging child to write its stack.
 _STACK_SECONDS = 1.0
+#: Seconds that a child may take until it begins a case, at least: it imports torch and the backend; no time of the case's.
+START_SECONDS = 60.0
 #: What a stage is called in a verdict.
-_STAGES = {"prepare": "before the backend ran", "run": "in the backend", "judge": "after the backend ran"}
+_STAGES = {
+    "start": "before the case began",
+    "prepare": "before the backend ran",
+    "run": "in the backend",
+    "judge": "after the backend ran",
+}
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -113,6 +120,7 @@ def _serve(jobs: Connection, stderr: str, memory: int | None, device: str, share
         # Backends launch on the current device, wherever their tensors are.
         torch.cuda.set_device(torch.device(device).index or 0)
         limit_device_memory(device, _MEMORY_SHARE_OF_GPU * share)
+        torch.zeros(1, device=device)  # makes the context, before a case's time begins
     backends: dict[str, Any] = {}
     rules: dict[Path | None, Any] = {}
     while True:
@@ -125,6 +133,7 @@ def _serve(jobs: Connection, stderr: str, memory: int | None, device: str, share
         if job.regimes not in rules:
             rules[job.regimes] = load(job.regimes)
         made, own = backends[job.backend], rules[job.regimes]
+        jobs.send("prepare")
         result = answer(job.case, job.relation, made, own, device=job.device, on_stage=jobs.send)
         if job.device.startswith("cuda") and result.verdict.kind in ("FAIL", "ERROR") and _poisoned(job.device):
             jobs.send(_Last(result=result))
@@ -190,11 +199,12 @@ class Worker:
         child = self._child or self._start()
         seen = self._seen.setdefault(backend, _Seen())
         limit = max(self.limits.least, self.limits.factor * seen.slowest) if seen.hung else self.limits.first
-        began, stage = time.monotonic(), "prepare"
+        began, stage = time.monotonic(), "start"
+        end = began + max(limit, START_SECONDS)
         job = _Job(case=case, backend=backend, device=self.device, regimes=self.regimes, relation=relation)
         try:
             child.pipe.send(job)
-            while child.pipe.poll(max(0.0, began + limit - time.monotonic())):
+            while child.pipe.poll(max(0.0, end - time.monotonic())):
                 said = child.pipe.recv()
                 if isinstance(said, _Last):
                     self._end()
@@ -203,6 +213,9 @@ class Worker:
                 if isinstance(said, Result):
                     seen.slowest = max(seen.slowest, time.monotonic() - began)
                     return said
+                if said == "prepare":
+                    began = time.monotonic()
+                    end = began + limit
                 stage = said
         except (EOFError, ConnectionResetError, BrokenPipeError):
             child.process.join()
@@ -213,7 +226,7 @@ class Worker:
         seen.hung = True
         os.kill(child.process.pid, signal.SIGUSR1)
         child.process.join(_STACK_SECONDS)
-        return self._lose(job, stage, "hang", f"no answer in {limit:.1f} s", time.monotonic() - began)
+        return self._lose(job, stage, "hang", f"no answer in {end - began:.1f} s", time.monotonic() - began)
 
     def close(self) -> None:
         """End the child and remove what it wrote."""
@@ -243,7 +256,7 @@ class Worker:
         # A child that an exception ended says which in its last line; a table or a panel may show the first line only.
         cause = f": {lines.splitlines()[-1]}" if how == _how_it_ended(1) and lines else ""
         message = f"{how} {_STAGES[stage]}{cause}\n{lines}".rstrip()
-        ours = stage == "prepare"
+        ours = stage in ("start", "prepare")
         verdict = Verdict(kind="ERROR" if ours else "FAIL", fault=None if ours else fault, message=message)
         return Result(
             case=job.case,

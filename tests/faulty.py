@@ -32,6 +32,11 @@ def _right(inputs: Inputs) -> Output:
     return _answer(inputs)
 
 
+def _slow_to_make(inputs: Inputs) -> Output:
+    """Answer rightly; ``make`` is what takes long."""
+    return _answer(inputs)
+
+
 def _segfault(inputs: Inputs) -> Output:
     print("about to read address 8", file=__import__("sys").stderr)
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -177,7 +182,7 @@ def _raise(inputs: Inputs) -> Output:
 FAULTS: dict[str, Callable[[Inputs], Output]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
-        _right, _segfault, _wrong_then_fatal, _abort, _exit,
+        _right, _slow_to_make, _segfault, _wrong_then_fatal, _abort, _exit,
         _hang, _deaf_hang, _eat_memory, _write_past, _write_cache, _leave_a_row, _stale,
         _read_workspace, _waver, _position, _nudge_second, _toggle, _reuse, _noisy_empty, _raise,
     )
@@ -205,6 +210,8 @@ class Faulty:
 def make(name: str, label: str | None = None) -> Faulty:
     """Make a faulty backend by name."""
     devices = frozenset({"cpu"})
+    if name.endswith(":slow-to-make"):
+        time.sleep(2.0)
     if name.endswith(":noisy-empty"):
         return Faulty(name=name, capabilities=Capabilities(devices=devices, empty_rows="undefined"))
     return Faulty(name=name, capabilities=Capabilities(devices=devices))

@@ -39,9 +39,9 @@ MOST_SPLITS = 16
 class PlainAsm:
     """The plain fp8 decode, with the merge that fits its blocks or the one that it has."""
 
-    def __init__(self, *, counts: int = MERGED_BLOCK, stale: bool = False) -> None:
+    def __init__(self, *, name: str = "plain-asm", counts: int = MERGED_BLOCK, stale: bool = False) -> None:
         """Take the tokens that the merge counts to a split, and whether workspaces hold an earlier call's values."""
-        self.name = "plain-asm"
+        self.name = name
         self.capabilities = Capabilities(empty_rows="undefined", returns_lse=False)
         self._counts, self._stale = counts, stale
 
@@ -101,4 +101,4 @@ def stood_in(route: str, *, plain: Backend | None = None, steps: Mapping[str, St
 
 def make(name: str, label: str | None = None) -> PlainAsm:
     """Make the plain decode as it stands in for a route's kernels: ``route:ROUTE+python:tests.route_standins``."""
-    return PlainAsm(stale=True)
+    return PlainAsm(name=name, stale=True)

@@ -115,11 +115,16 @@ def test_a_hang_ends_at_its_limit_and_later_ones_sooner(name: str) -> None:
     assert name == "deaf-hang" or "tests/faulty.py" in first.verdict.message  # the stack; a deaf child shows none
 
 
+def test_a_child_that_takes_long_to_start_has_its_case_s_time_all_the_same() -> None:
+    with Worker(regimes=REGIMES, limits=TimeLimits(first=1.5)) as worker:
+        assert verdict(run(worker, "slow-to-make")) == ("PASS", None)
+
+
 def test_a_backend_that_cannot_be_made_is_our_error(worker: Worker) -> None:
     result = worker.run(CASE, "python:tests.nowhere")
     assert result.verdict.kind == "ERROR"
     first, rest = result.verdict.message.split("\n", 1)
-    assert "before the backend ran: " in first and "tests.nowhere" in first  # the cause, where only one line is shown
+    assert "before the case began: " in first and "tests.nowhere" in first  # the cause, where only one line is shown
     assert "Traceback" in rest
 
 
