@@ -27,6 +27,8 @@ from harness.memory import GUARD_BYTE, LAZY_BYTES, Arena, NotEnoughMemory, Viola
 from references.decode import Problem
 from references.formats import FORMATS, as_integers, decode, encode
 
+#: On a GPU: what is left to a backend, as much again as the case takes, up to this; torch-sdpa takes 1.1 GiB and some copies.
+BACKEND_BYTES = 2 << 30
 #: Elements of the un-absorbed query that lie before the rope part in the transposed layout (DeepSeek's nope width).
 UNABSORBED = 128
 #: A NaN code of each format whose NaN is not all bits set.
@@ -189,7 +191,7 @@ def _requests(source: Case, placement: Placement, indices: tuple[int, ...]) -> l
 
 
 def needed_bytes(case: Case, device: torch.device) -> int:
-    """Estimate the memory that a case and its truth take on a device, bytes."""
+    """Estimate the memory that a case, its truth and the backend take on a device, bytes."""
     row = (case.width + case.token_padding) * FORMATS[case.cache_format].storage.itemsize
     tokens = sum(case.lengths)
     pool = row * case.page_size * pool_pages(case)
@@ -199,7 +201,8 @@ def needed_bytes(case: Case, device: torch.device) -> int:
         live = 3 * row * (tokens + case.batch * case.page_size)
         pool = 2 * live + min(pool, live if device.type == "cpu" else pool)
     # Slots and their copies; the truth works on streamed pieces, with partial results in fp64.
-    return pool + 32 * tokens + 32 * case.batch * case.query_tokens * case.heads * case.latent
+    own = pool + 32 * tokens + 32 * case.batch * case.query_tokens * case.heads * case.latent
+    return own if device.type == "cpu" else own + min(own, BACKEND_BYTES)
 
 
 def _check_memory(case: Case, device: torch.device) -> None:

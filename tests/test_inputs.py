@@ -12,7 +12,7 @@ from harness.cache import place, stream
 from harness.case import CONTENTS, PLACEMENTS, QUERY_LAYOUTS, Case
 from harness.content import FAMILIES, Aim, Request, needle_places
 from harness.draws import normal, slot_signs
-from harness.inputs import Inputs, make_inputs
+from harness.inputs import BACKEND_BYTES, Inputs, make_inputs, needed_bytes
 from harness.memory import GUARD_BYTES, LAZY_BYTES, NotEnoughMemory
 from references.formats import FORMATS, decode
 from references.oracle import oracle
@@ -220,3 +220,11 @@ PINNED: dict[str, str] = {
     "slots": "da62f13d578d6fa0",
     "edges": "3556bd2f25a4ef0a",
 }
+
+
+def test_a_gpu_s_memory_has_room_for_the_backend_too() -> None:
+    pool = Case(heads=2, lengths=(5,), pool_rows=4_000_000)
+    small = Case(heads=2, lengths=(5,))
+    for case, room in ((pool, BACKEND_BYTES), (small, needed_bytes(small, torch.device("cpu")))):
+        assert needed_bytes(case, torch.device("cuda")) >= case.pool_rows * case.width * 2 + room
+    assert needed_bytes(small, torch.device("cuda")) == 2 * needed_bytes(small, torch.device("cpu"))
