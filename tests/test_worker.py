@@ -102,15 +102,17 @@ def test_the_last_words_of_a_crash_are_in_its_verdict(worker: Worker) -> None:
 
 @pytest.mark.parametrize("name", ["hang", "deaf-hang"])
 def test_a_hang_ends_at_its_limit_and_later_ones_sooner(name: str) -> None:
-    with Worker(regimes=REGIMES, limits=TimeLimits(first=3.0, least=0.5)) as worker:
+    with Worker(regimes=REGIMES, limits=TimeLimits(first=3.0, least=0.5, factor=2.0)) as worker:
         assert verdict(run(worker, "right")) == ("PASS", None)
         began = time.monotonic()
         first = run(worker, name)
-        middle = time.monotonic()
+        assert time.monotonic() - began > 3.0
         second = run(worker, name)
         assert verdict(first) == verdict(second) == ("FAIL", "hang")
         assert "no answer in 3.0 s in the backend" in first.verdict.message
-        assert middle - began > 3.0 > time.monotonic() - middle
+        # By its own words, not by the clock: a new child starts as well, and the machine may be busy.
+        limit = re.search(r"no answer in ([\d.]+) s in the backend", second.verdict.message)
+        assert limit and 0.5 <= float(limit[1]) < 3.0
         assert verdict(run(worker, "right")) == ("PASS", None)
     assert name == "deaf-hang" or "tests/faulty.py" in first.verdict.message  # the stack; a deaf child shows none
 
