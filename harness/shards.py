@@ -14,6 +14,7 @@ Source: a search is one sequence of draws; cut into parts it would ask other cas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ def shard_of(items: Sequence[pytest.Item], plan: Plan, shard: int, size: int) ->
     return units, [item for unit, several in held.items() if unit in mine for item in several]
 
 
-def _parameters(item: pytest.Item) -> dict[str, object]:
+def _parameters(item: pytest.Item) -> dict[str, Any]:
     spec = getattr(item, "callspec", None)
     return dict(spec.params) if spec else {}
 
@@ -64,16 +65,16 @@ def _unit(item: pytest.Item, plan: Plan) -> Unit:
     given = _parameters(item)
     pair = given.get("pair") or given.get("graphed") or given.get("served")
     if pair is not None:
-        return pair.backend.name, pair.regime.name  # type: ignore[attr-defined]
+        return pair.backend.name, pair.regime.name
     backend, asked = given.get("backend"), given.get("pin") or given.get("known")
     if backend is None:
         return "", item.nodeid
-    name = backend.name  # type: ignore[attr-defined]
+    name = backend.name
     if row := given.get("row"):
-        return name, f"(shapes {row.name})"  # type: ignore[attr-defined]
+        return name, f"(shapes {row.name})"
     if asked is None:
         return name, CONTRACT
     try:
-        return name, plan.regimes.of(name, asked.case).name  # type: ignore[attr-defined]
+        return name, plan.regimes.of(name, asked.case).name
     except NoRegime:
         return name, NONE
